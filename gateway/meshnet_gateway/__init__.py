@@ -1,0 +1,1 @@
+"""meshnet_gateway: an OpenAI endpoint in front of the mesh."""

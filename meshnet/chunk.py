@@ -1,0 +1,82 @@
+"""Whole messages of the activation plane: header fields and body to a tensor and back (sans-IO)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from meshnet.codec import decompress
+from meshnet.wire import (
+    DEFAULT_LIMITS,
+    AnswerHeader,
+    ChunkHeader,
+    Headers,
+    WireLimits,
+    unpack_answer,
+    unpack_chunk,
+    view_tensor,
+)
+
+__all__ = ["Answer", "Chunk", "read_answer", "read_chunk"]
+
+Body = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One request: a tensor of consecutive token positions.
+
+    Attributes:
+        header: what the header fields say.
+        tensor: of `header.shape`; views the body where that was raw.
+        wire_bytes: length of the body as it was sent.
+        codec_s: seconds spent decoding the body, for Server-Timing.
+    """
+
+    header: ChunkHeader
+    tensor: npt.NDArray[Any]
+    wire_bytes: int = 0
+    codec_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        header: what the header fields say.
+        tensor: the output, or None where the caller wanted none.
+        wire_bytes: length of the body as it was sent.
+        codec_s: seconds spent decoding the body.
+    """
+
+    header: AnswerHeader
+    tensor: npt.NDArray[Any] | None
+    wire_bytes: int = 0
+    codec_s: float = 0.0
+
+
+def read_chunk(headers: Headers, body: Body, limits: WireLimits = DEFAULT_LIMITS) -> Chunk:
+    """Read one request whole; for sockets, `unpack_chunk` first checks the header alone.
+
+    Raises:
+        WireError: for any header or body that breaks proto/WIRE.md; nothing else.
+    """
+    header = unpack_chunk(headers, limits)
+    raw = decompress(header.encoding, body, header.num_bytes)
+    return Chunk(header, view_tensor(raw, header.shape, header.dtype), len(body))
+
+
+def read_answer(headers: Headers, body: Body, limits: WireLimits = DEFAULT_LIMITS) -> Answer:
+    """Read one answer of status 200 or 204 whole.
+
+    Raises:
+        WireError: as `read_chunk`.
+    """
+    header = unpack_answer(headers, limits)
+    if header.shape is None or header.dtype is None:
+        return Answer(header, None, len(body))
+    raw = decompress(header.encoding, body, header.num_bytes)
+    return Answer(header, view_tensor(raw, header.shape, header.dtype), len(body))

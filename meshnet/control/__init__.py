@@ -1,0 +1,1 @@
+"""The control plane: one servicer, served as gRPC and as JSON."""

@@ -1,0 +1,1 @@
+"""The activation plane on real sockets."""

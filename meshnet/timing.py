@@ -1,0 +1,74 @@
+"""Where a chunk's time went, hop by hop, as Server-Timing metrics (pure).
+
+Each node puts its own metric before those of the hops after it, so that the gateway
+reads one entry per hop in the order of the route. Source: proto/WIRE.md, Answers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from meshnet.topology import NodeId
+
+__all__ = ["HopTiming", "format_timing", "parse_timings"]
+
+
+@dataclass(frozen=True, slots=True)
+class HopTiming:
+    """One hop's share of a chunk's time, in milliseconds, and of its bytes.
+
+    Attributes:
+        node: whose times these are.
+        queue_ms: waiting for the session's turn and for the backend.
+        compute_ms: in the backend.
+        codec_ms: encoding and decoding bodies.
+        next_ms: from sending to the hop after until its answer; 0 at the last hop.
+        total_ms: from the request's last byte to the answer's first.
+        in_bytes: body received, as it was on the wire.
+        out_bytes: body sent to the hop after, or answered by the last hop.
+    """
+
+    node: NodeId
+    queue_ms: float
+    compute_ms: float
+    codec_ms: float
+    next_ms: float
+    total_ms: float
+    in_bytes: int
+    out_bytes: int
+
+
+_HOP = re.compile(
+    r"hop;desc=(?P<node>[a-z][a-z0-9-]{0,62});dur=(?P<total>[0-9.]{1,16})"
+    r";queue=(?P<queue>[0-9.]{1,16});compute=(?P<compute>[0-9.]{1,16})"
+    r";codec=(?P<codec>[0-9.]{1,16});next=(?P<next>[0-9.]{1,16})"
+    r";in=(?P<in>[0-9]{1,16});out=(?P<out>[0-9]{1,16})"
+)
+
+
+def format_timing(timing: HopTiming, after: str = "") -> str:
+    """Write one hop's metric, followed by the Server-Timing value of the hop after it."""
+    own = (
+        f"hop;desc={timing.node};dur={timing.total_ms:.3f};queue={timing.queue_ms:.3f}"
+        f";compute={timing.compute_ms:.3f};codec={timing.codec_ms:.3f}"
+        f";next={timing.next_ms:.3f};in={timing.in_bytes};out={timing.out_bytes}"
+    )
+    return f"{own}, {after}" if after else own
+
+
+def parse_timings(value: str) -> list[HopTiming]:
+    """Read the hops of a Server-Timing value in route order; other metrics are passed over."""
+    timings = []
+    for item in value.split(","):
+        match = _HOP.fullmatch(item.strip(" \t"))
+        if match is None:
+            continue
+        try:
+            times = [float(match[key]) for key in ("queue", "compute", "codec", "next", "total")]
+        except ValueError:
+            continue
+        timings.append(
+            HopTiming(NodeId(match["node"]), *times, int(match["in"]), int(match["out"]))
+        )
+    return timings

@@ -1,0 +1,1 @@
+"""meshnet_node: a process that serves a shard of a model."""

@@ -1,0 +1,99 @@
+"""What computes a shard, as the rest of a node sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from meshnet.topology import LayerRange
+from meshnet.wire import Want
+
+__all__ = ["Cache", "ShardBackend", "ShardSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """What a backend holds.
+
+    Attributes:
+        model: the model's name, without ``models/``.
+        digest: of the model's configuration, tokenizer and weight index; the hops of a
+            route must agree on it.
+        layers: layers held, half-open.
+        num_layers: layers of the whole model.
+        hidden_size: width of the hidden states.
+        vocab_size: width of the logits; 0 where the head is not held.
+        holds_embedding: takes int32 token ids ``[1, seq]``.
+        holds_head: gives logits.
+        cache_bytes_per_token: KV cache of one token over the layers held; 0 where the
+            cache does not grow.
+    """
+
+    model: str
+    digest: str
+    layers: LayerRange
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    holds_embedding: bool
+    holds_head: bool
+    cache_bytes_per_token: int
+
+
+class Cache(Protocol):
+    """One session's KV cache in this shard."""
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget every token from `length` on, 0 <= `length` <= the cache's length.
+
+        Raises:
+            MeshError: FAILED_PRECONDITION, reason ``CACHE_NOT_TRUNCATABLE``: this model's
+                state cannot be cut back (recurrent layers, a window slid past).
+        """
+        ...
+
+
+class ShardBackend(Protocol):
+    """Runs a shard. Its methods are called from one thread at a time."""
+
+    @property
+    def spec(self) -> ShardSpec:
+        """What is held."""
+        ...
+
+    def open_cache(self) -> Cache:
+        """Make an empty cache for a new session."""
+        ...
+
+    def forward(
+        self,
+        cache: Cache,
+        tensor: npt.NDArray[Any],
+        *,
+        layers: LayerRange,
+        want: Want,
+    ) -> npt.NDArray[Any] | None:
+        """Run `layers` on one chunk and append it to `cache`.
+
+        Args:
+            cache: of the session; the chunk's first token has position ``cache.length``.
+            tensor: bfloat16 ``[1, seq, hidden]``, or int32 ``[1, seq]`` token ids where the
+                embedding is held and `layers` begins at 0. A view: valid during the call.
+            layers: a sub-range of the layers held.
+            want: ``hidden`` gives bfloat16 ``[1, seq, hidden]``; ``logits`` float32
+                ``[1, 1, vocab]`` of the last position; ``top`` float32 ``[1, K + 1, 2]``, K
+                pairs (token id, logit) by falling logit, then (-1, log-sum-exp over the
+                vocabulary); ``none`` gives None.
+
+        Raises:
+            MeshError: INVALID_ARGUMENT for a tensor or `want` that this shard cannot take;
+                the cache is unchanged then.
+        """
+        ...
