@@ -1,0 +1,90 @@
+import datetime
+
+from google.api import field_behavior_pb2 as _field_behavior_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LayerRange(_message.Message):
+    __slots__ = ("start", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("model", "model_digest", "layers", "layer_count", "embedding", "lm_head")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    LM_HEAD_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_digest: str
+    layers: LayerRange
+    layer_count: int
+    embedding: bool
+    lm_head: bool
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., layer_count: _Optional[int] = ..., embedding: _Optional[bool] = ..., lm_head: _Optional[bool] = ...) -> None: ...
+
+class WireProfile(_message.Message):
+    __slots__ = ("versions", "encodings", "max_body_bytes")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    ENCODINGS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    encodings: _containers.RepeatedScalarFieldContainer[str]
+    max_body_bytes: int
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., encodings: _Optional[_Iterable[str]] = ..., max_body_bytes: _Optional[int] = ...) -> None: ...
+
+class Endpoint(_message.Message):
+    __slots__ = ("uri",)
+    URI_FIELD_NUMBER: _ClassVar[int]
+    uri: str
+    def __init__(self, uri: _Optional[str] = ...) -> None: ...
+
+class Location(_message.Message):
+    __slots__ = ("region", "zone")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    region: str
+    zone: str
+    def __init__(self, region: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
+
+class LoadStats(_message.Message):
+    __slots__ = ("queue_depth", "active_sessions", "prefill_tokens_per_second", "decode_tokens_per_second", "kv_cache_capacity_tokens", "kv_cache_used_tokens", "free_memory_bytes", "observe_time")
+    QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBSERVE_TIME_FIELD_NUMBER: _ClassVar[int]
+    queue_depth: int
+    active_sessions: int
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    kv_cache_capacity_tokens: int
+    kv_cache_used_tokens: int
+    free_memory_bytes: int
+    observe_time: _timestamp_pb2.Timestamp
+    def __init__(self, queue_depth: _Optional[int] = ..., active_sessions: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ..., kv_cache_capacity_tokens: _Optional[int] = ..., kv_cache_used_tokens: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "ttl", "heartbeat_interval")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    ttl: _duration_pb2.Duration
+    heartbeat_interval: _duration_pb2.Duration
+    def __init__(self, lease_id: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,52 @@
+"""Check the schema: lint, format, compatibility with the baseline, generated code up to date.
+
+Run from the repository's root. Nothing is written outside a temporary folder.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+GENERATED = Path("meshnet/v1")
+BASELINE = "proto.baseline.binpb"
+
+
+def buf(*arguments: str) -> bool:
+    """Run buf with this interpreter first on PATH (the plugins are Python); True if it passed."""
+    here = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return subprocess.run([here / "buf", *arguments], env=environment, check=False).returncode == 0
+
+
+def stale() -> list[str]:
+    """Name the generated files that differ from what the schema gives now."""
+    with tempfile.TemporaryDirectory() as folder:
+        if not buf("generate", "--output", folder):
+            return ["buf generate failed"]
+        fresh = Path(folder, GENERATED)
+        names = {path.name for path in (*fresh.glob("*_pb2*"), *GENERATED.glob("*_pb2*"))}
+        _, differ, missing = filecmp.cmpfiles(fresh, GENERATED, sorted(names), shallow=False)
+    return [*differ, *missing]
+
+
+def main() -> int:
+    """Run all checks, naming each that failed."""
+    checks = {
+        "lint": ("lint",),
+        "format (run: buf format -w proto)": ("format", "proto", "--diff", "--exit-code"),
+        "breaking change": ("breaking", "proto", "--against", BASELINE),
+    }
+    failed = [name for name, arguments in checks.items() if not buf(*arguments)]
+    failed += [f"{GENERATED}/{name} is not up to date (run: buf generate)" for name in stale()]
+    for name in failed:
+        print(f"schema: {name}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
