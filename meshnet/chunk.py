@@ -8,6 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from meshnet.codec import decompress
+from meshnet.dtypes import Body
 from meshnet.wire import (
     DEFAULT_LIMITS,
     AnswerHeader,
@@ -20,8 +21,6 @@ from meshnet.wire import (
 )
 
 __all__ = ["Answer", "Chunk", "read_answer", "read_chunk"]
-
-Body = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)

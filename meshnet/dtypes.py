@@ -9,7 +9,20 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BFLOAT16", "DTYPES", "FLOAT32", "INT32", "item_size", "numpy_dtype", "to_bfloat16"]
+__all__ = [
+    "BFLOAT16",
+    "DTYPES",
+    "FLOAT32",
+    "INT32",
+    "Body",
+    "item_size",
+    "numpy_dtype",
+    "to_bfloat16",
+    "view_bytes",
+]
+
+Body = bytes | bytearray | memoryview
+"""Contiguous bytes of a message, as they come from a socket or go to one."""
 
 BFLOAT16: Final = "bfloat16"
 INT32: Final = "int32"
@@ -40,6 +53,18 @@ def to_bfloat16(values: npt.NDArray[np.float32], out: npt.NDArray[Any]) -> None:
     trick in numpy needs 16 times (its temporaries touch fresh pages).
     """
     np.copyto(out, values, casting="unsafe")
+
+
+def view_bytes(tensor: npt.NDArray[Any]) -> memoryview:
+    """View a tensor's wire bytes: row-major, little-endian, bit for bit.
+
+    A C-contiguous little-endian tensor is viewed without a copy and kept alive by the view;
+    one that is strided, transposed or big-endian is copied into that order.
+    """
+    ordered = np.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("<"))
+    # Through uint8: bfloat16 has no format in the buffer protocol, so numpy refuses to
+    # export such an array itself.
+    return ordered.reshape(-1).view(np.uint8).data
 
 
 def require_little_endian() -> None:
