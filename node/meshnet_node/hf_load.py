@@ -1,0 +1,231 @@
+"""Loads some layers of a Hugging Face causal language model, and nothing else of it.
+
+The model class builds its whole skeleton without memory (on torch's meta device); every
+part that the shard does not hold is then replaced by an empty module, so that loading
+finds no home for those tensors and never reads them. Renamed, fused and tied weights are
+left to transformers.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import AutoConfig
+from transformers.configuration_utils import PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.topology import LayerRange
+from meshnet_node.model_config import ModelConfig, verified_model_types
+
+__all__ = ["LoadedShard", "find_decoder", "load_shard", "resolve_dtype"]
+
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+# Either feeds every layer from the token ids, which only the first shard has.
+_PER_LAYER_INPUTS: Final = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedShard:
+    """A causal model whose decoder holds only some layers.
+
+    Attributes:
+        model: the model with its head; evaluation mode.
+        decoder: the module inside that runs the layers.
+        list_name: attribute of `decoder` that lists the layers held.
+        config: of the whole decoder, as it was before anything was cut.
+        dtype: of the weights and the arithmetic.
+    """
+
+    model: Any
+    decoder: Any
+    list_name: str
+    config: PretrainedConfig
+    dtype: torch.dtype
+
+
+class _Hole(nn.Module):
+    """Stands where the shard holds no weights; calling it is a programming error."""
+
+
+def resolve_dtype(name: str, saved: str) -> torch.dtype:
+    """Choose the arithmetic: `name`, or what the weights were saved in where it is ``auto``.
+
+    float16 weights are computed in bfloat16: the layer boundary is bfloat16 whichever it is.
+
+    Raises:
+        ConfigError: `name` is none of auto, bfloat16 and float32.
+    """
+    if name == "auto":
+        return torch.float32 if saved == "float32" else torch.bfloat16
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype {name!r}, expected auto, bfloat16 or float32", field="dtype")
+    return _DTYPES[name]
+
+
+def load_shard(
+    directory: Path,
+    shape: ModelConfig,
+    layers: LayerRange,
+    *,
+    dtype: str = "auto",
+    allow_unverified: bool = False,
+) -> LoadedShard:
+    """Load `layers` from the safetensors files of `directory`.
+
+    Tensors that already have the wanted element type stay views of the mapped file.
+
+    Raises:
+        MeshError: the directory cannot be used: ConfigError for its files or the layers;
+            UNIMPLEMENTED, reason ``ARCHITECTURE_NOT_VERIFIED``, for an architecture that
+            was not shown to run in shards.
+    """
+    if layers.end > shape.num_layers:
+        raise ConfigError(
+            f"layers {layers}: {directory} has {shape.num_layers} layers", field="layers"
+        )
+    if not allow_unverified and shape.model_type not in verified_model_types():
+        raise MeshError(
+            Code.UNIMPLEMENTED,
+            f"{directory}: model type {shape.model_type!r} is not among those verified to run "
+            "in shards exactly as in one process; `meshnet model survey` lists and checks them",
+            field=str(directory),
+            reason="ARCHITECTURE_NOT_VERIFIED",
+        )
+    if not any(directory.glob("*.safetensors")):
+        raise ConfigError(
+            f"{directory}: no .safetensors file; weights in other formats are not read",
+            field=str(directory),
+        )
+    try:
+        return _load(directory, shape, layers, resolve_dtype(dtype, shape.dtype))
+    except MeshError:
+        raise
+    # transformers raises almost anything for a directory that it cannot read.
+    except Exception as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        raise ConfigError(
+            f"{directory}: cannot load layers {layers}: {type(error).__name__}: {first_line}",
+            field=str(directory),
+        ) from error
+
+
+def find_decoder(model: Any, num_layers: int) -> tuple[Any, str]:
+    """Find the module that runs the decoder layers and its attribute that lists them.
+
+    Raises:
+        MeshError: UNIMPLEMENTED when there is not exactly one candidate.
+    """
+    found = [
+        (owner, name)
+        for owner in model.modules()
+        for name, child in owner.named_children()
+        if isinstance(child, nn.ModuleList)
+        and len(child) == num_layers
+        and re.fullmatch(r"layers?|h|blocks|block", name)
+    ]
+    text = model.get_decoder() if hasattr(model, "get_decoder") else None
+    if len(found) > 1:
+        # A wrapper with a vision tower may have as many layers there.
+        inside = list(text.modules()) if isinstance(text, nn.Module) else []
+        found = [(owner, name) for owner, name in found if any(owner is m for m in inside)]
+    if len(found) != 1:
+        raise MeshError(
+            Code.UNIMPLEMENTED,
+            f"{type(model).__name__} has {len(found)} lists of {num_layers} layers, expected one",
+            reason="ARCHITECTURE_NOT_VERIFIED",
+        )
+    return found[0]
+
+
+def _load(
+    directory: Path, shape: ModelConfig, layers: LayerRange, dtype: torch.dtype
+) -> LoadedShard:
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    _check_config(directory, config)
+    whole = copy.deepcopy(config.get_text_config(decoder=True))
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model, info = _shard_class(cls, shape.num_layers, layers).from_pretrained(
+        directory,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    wrong = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
+    if wrong:
+        raise ConfigError(
+            f"{directory}: {len(wrong)} tensors are missing or of another shape, "
+            f"the first is {wrong[0]}",
+            field=str(directory),
+        )
+    model.eval().requires_grad_(False)
+    decoder, list_name = find_decoder(model, shape.num_layers)
+    held = list(getattr(decoder, list_name))[layers.start : layers.end]
+    setattr(decoder, list_name, nn.ModuleList(held))
+    return LoadedShard(model, decoder, list_name, whole, dtype)
+
+
+def _check_config(directory: Path, config: PretrainedConfig) -> None:
+    text = config.get_text_config(decoder=True)
+    if any(getattr(text, name, 0) for name in _PER_LAYER_INPUTS):
+        raise MeshError(
+            Code.UNIMPLEMENTED,
+            f"{directory}: every layer of a {config.model_type} model takes the token ids; "
+            "only its first shard would have them",
+            field=str(directory),
+            reason="ARCHITECTURE_NOT_VERIFIED",
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigError(
+            f"{directory}: quantized weights are not supported; "
+            "expected bfloat16, float16 or float32",
+            field=str(directory),
+        )
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(
+            f"{directory}: model type {config.model_type!r} is no causal language model",
+            field=str(directory),
+        )
+
+
+def _shard_class(cls: Any, num_layers: int, layers: LayerRange) -> Any:
+    first, last = layers.start == 0, layers.end == num_layers
+
+    class Shard(cls):  # type: ignore[misc]  # a class chosen at run time
+        _keys_to_ignore_on_load_unexpected: Final = [".*"]
+
+        def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            decoder, name = find_decoder(self, num_layers)
+            skeleton = getattr(decoder, name)
+            for index in range(num_layers):
+                if not layers.start <= index < layers.end:
+                    skeleton[index] = _Hole()
+            tied = bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
+            if not last:
+                self.set_output_embeddings(_Hole())
+            # A tied head borrows the embedding's weights.
+            if not first and not (last and tied):
+                self.set_input_embeddings(_Hole())
+            kept = {key for key, _ in self.named_parameters(remove_duplicate=False)}
+            tied_keys: dict[str, str] = self.all_tied_weights_keys
+            self.all_tied_weights_keys = {
+                target: source for target, source in tied_keys.items() if {target, source} <= kept
+            }
+
+    # Under its own name transformers takes it for foreign code and skips weight renames.
+    Shard.__name__, Shard.__qualname__, Shard.__module__ = (
+        cls.__name__,
+        cls.__qualname__,
+        cls.__module__,
+    )
+    return Shard
