@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from meshnet.codec import decompress
 from meshnet.dtypes import Body
+from meshnet.errors import WireError
 from meshnet.wire import (
     DEFAULT_LIMITS,
     AnswerHeader,
@@ -76,6 +77,11 @@ def read_answer(headers: Headers, body: Body, limits: WireLimits = DEFAULT_LIMIT
     """
     header = unpack_answer(headers, limits)
     if header.shape is None or header.dtype is None:
+        if len(body):
+            raise WireError(
+                f"X-Meshnet-Shape is missing from an answer with a body of {len(body)} bytes",
+                field="X-Meshnet-Shape",
+            )
         return Answer(header, None, len(body))
     raw = decompress(header.encoding, body, header.num_bytes)
     return Answer(header, view_tensor(raw, header.shape, header.dtype), len(body))

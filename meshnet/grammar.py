@@ -47,7 +47,10 @@ _DIGITS = re.compile(r"[0-9]{1,20}")
 _DIMENSION = re.compile(r"[1-9][0-9]{0,19}")
 _TOKEN = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.{0,256})?")
+_TRACEPARENT = re.compile(
+    r"(?!ff)(?!00-.{52}-)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    r"(-[!-~]{0,256})?"
+)
 _WANT = re.compile(r"(?P<kind>hidden|logits|none)|top-(?P<top>[1-9][0-9]{0,4})")
 
 
@@ -182,7 +185,7 @@ def parse_encodings(text: str) -> tuple[str, ...]:
 
 
 def parse_traceparent(text: str) -> str:
-    """Read a W3C trace context."""
+    """Read a W3C trace context; a version above 00 may carry more after the flags."""
     if _TRACEPARENT.fullmatch(text) is None:
         raise ValueError("a W3C trace context: version-traceid-parentid-flags")
     return text

@@ -37,8 +37,8 @@ def pack_problem(error: MeshError) -> tuple[int, list[tuple[str, str]], bytes]:
         body["field"] = error.field
     if error.reason is not None:
         body["reason"] = error.reason
-    if error.retry_after_s is not None:
-        headers.append(("Retry-After", str(max(1, math.ceil(error.retry_after_s)))))
+    if error.retry_after_s is not None or error.code.http_status in (429, 503):
+        headers.append(("Retry-After", str(max(1, math.ceil(error.retry_after_s or 0)))))
     if isinstance(error, PositionError):
         body["expected_position"] = error.expected
         headers.append(("X-Meshnet-Expected-Position", str(error.expected)))
@@ -62,7 +62,7 @@ def unpack_problem(status: int, headers: Headers, body: bytes) -> MeshError:
     reason = str(problem["reason"]) if problem.get("reason") else None
     retry = fields.get("retry-after", "")
     retry_after_s = float(retry) if retry.isascii() and retry.isdigit() and len(retry) < 7 else None
-    failed_node = fields.get("x-meshnet-failed-node")
+    failed_node = _token(fields.get("x-meshnet-failed-node", ""))
     expected = fields.get("x-meshnet-expected-position", "")
     if failed_node is not None and status in (502, 504):
         return NextHopError(message, failed_node=failed_node, timed_out=status == 504)
@@ -72,9 +72,15 @@ def unpack_problem(status: int, headers: Headers, body: bytes) -> MeshError:
         return UnknownSessionError(message)
     if reason == "CACHE_FULL":
         return CacheFullError(message, retry_after_s=retry_after_s or 1.0)
-    if field is not None and 400 <= status < 500:
+    if field is not None and reason is None and 400 <= status < 500:
         return WireError(message, field=field, code=code)
     return MeshError(code, message, field=field, reason=reason, retry_after_s=retry_after_s)
+
+
+def _token(value: str) -> str | None:
+    """Take a name that is fit to be sent on in a header field, else None."""
+    fit = value.isascii() and value.isprintable() and 0 < len(value) <= 255
+    return value if fit else None
 
 
 def _code(status: int, name: str) -> Code:
@@ -82,7 +88,8 @@ def _code(status: int, name: str) -> Code:
     named = Code.__members__.get(name)
     if named is not None and named.http_status == status:
         return named
-    for code in (Code.INVALID_ARGUMENT, Code.ABORTED, Code.INTERNAL, *Code):
+    codes: list[Code] = [Code.INVALID_ARGUMENT, Code.ABORTED, Code.INTERNAL, *Code]
+    for code in codes:
         if code.http_status == status:
             return code
     return Code.INVALID_ARGUMENT if status < 500 else Code.INTERNAL

@@ -50,11 +50,16 @@ _HOP = re.compile(
 def format_timing(timing: HopTiming, after: str = "") -> str:
     """Write one hop's metric, followed by the Server-Timing value of the hop after it."""
     own = (
-        f"hop;desc={timing.node};dur={timing.total_ms:.3f};queue={timing.queue_ms:.3f}"
-        f";compute={timing.compute_ms:.3f};codec={timing.codec_ms:.3f}"
-        f";next={timing.next_ms:.3f};in={timing.in_bytes};out={timing.out_bytes}"
+        f"hop;desc={timing.node};dur={_ms(timing.total_ms)};queue={_ms(timing.queue_ms)}"
+        f";compute={_ms(timing.compute_ms)};codec={_ms(timing.codec_ms)}"
+        f";next={_ms(timing.next_ms)};in={timing.in_bytes};out={timing.out_bytes}"
     )
     return f"{own}, {after}" if after else own
+
+
+def _ms(milliseconds: float) -> str:
+    """Write a time; a difference of clock readings may come out just below 0."""
+    return f"{max(0.0, milliseconds):.3f}"
 
 
 def parse_timings(value: str) -> list[HopTiming]:
@@ -65,10 +70,17 @@ def parse_timings(value: str) -> list[HopTiming]:
         if match is None:
             continue
         try:
-            times = [float(match[key]) for key in ("queue", "compute", "codec", "next", "total")]
+            timing = HopTiming(
+                node=NodeId(match["node"]),
+                queue_ms=float(match["queue"]),
+                compute_ms=float(match["compute"]),
+                codec_ms=float(match["codec"]),
+                next_ms=float(match["next"]),
+                total_ms=float(match["total"]),
+                in_bytes=int(match["in"]),
+                out_bytes=int(match["out"]),
+            )
         except ValueError:
             continue
-        timings.append(
-            HopTiming(NodeId(match["node"]), *times, int(match["in"]), int(match["out"]))
-        )
+        timings.append(timing)
     return timings

@@ -51,6 +51,7 @@ __all__ = [
 
 WIRE_VERSION: Final = 2
 OCTET_STREAM: Final = "application/octet-stream"
+_IMPOSSIBLE_BYTES: Final = 1 << 40  # no setting reaches it: a shape's fault, not a limit's
 
 Headers = Iterable[tuple[str, str]]
 """Header fields in order, names in any case; a name that repeats is kept as often as it came."""
@@ -344,10 +345,10 @@ def _check_media_type(fields: dict[str, str]) -> None:
 
 def _check_size(shape: tuple[int, ...], dtype: str, limits: WireLimits) -> None:
     num_bytes = _num_bytes(shape, dtype)
-    if num_bytes >= 1 << 63:
+    if num_bytes >= _IMPOSSIBLE_BYTES:
         raise WireError(
             f"X-Meshnet-Shape: {','.join(map(str, shape))} of {dtype} is {num_bytes} bytes;"
-            " expected fewer than 2^63",
+            f" expected fewer than {_IMPOSSIBLE_BYTES}",
             field="X-Meshnet-Shape",
         )
     if num_bytes > limits.max_chunk_bytes:
