@@ -12,7 +12,6 @@ Source: RFC 8878; proto/WIRE.md, Bodies.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -51,10 +50,13 @@ class ZstdCodec:
             raise ValueError(f"zstd level {level}; expected 0 to {MAX_LEVEL}")
         import zstandard
 
+        compressor = _take_compressor(level)
         try:
-            return _compressor(level).compress(data)
+            return compressor.compress(data)
         except zstandard.ZstdError as error:
             raise MemoryError(str(error)) from error
+        finally:
+            _idle_compressors[level].append(compressor)
 
     def decompress(self, body: memoryview, max_bytes: int) -> Body:
         """Decode every frame of `body`, at most `max_bytes` bytes in all.
@@ -70,48 +72,55 @@ class ZstdCodec:
         extent = _walk(body, max_bytes)
         try:
             if extent.single_size:
-                return _decompressor(_MIN_WINDOW_LIMIT).decompress(
-                    body, max_output_size=extent.single_size, allow_extra_data=False
-                )
-            return _stream(body, min(extent.max_bytes, max_bytes), max(extent.window, 1), max_bytes)
+                return _decompress_single(body, extent.single_size)
+            return _stream(body, min(extent.max_bytes, max_bytes), extent.window)
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from None
 
 
-_contexts = threading.local()
-"""Each thread's own: a compressor or decompressor shared by threads gives wrong bytes or a
-crash. Made anew each time they would cost 15 to 20 microseconds, several times the work on
-a one-token body."""
+_idle_compressors: dict[int, list[zstandard.ZstdCompressor]] = {}
+_idle_decompressors: list[zstandard.ZstdDecompressor] = []
+"""Contexts that no call uses now. One used by two threads at once gives wrong bytes or a
+crash, so a call takes one out (`list.pop` is atomic) and puts it back. Made anew each time
+they would cost 15 to 20 microseconds, several times the work on a one-token body."""
 
 
-def _compressor(level: int) -> zstandard.ZstdCompressor:
-    by_level: dict[int, zstandard.ZstdCompressor] = _contexts.__dict__.setdefault("by_level", {})
-    if level not in by_level:
+def _take_compressor(level: int) -> zstandard.ZstdCompressor:
+    try:
+        return _idle_compressors.setdefault(level, []).pop()
+    except IndexError:
         import zstandard
 
-        by_level[level] = zstandard.ZstdCompressor(level=level, write_checksum=True)
-    return by_level[level]
+        return zstandard.ZstdCompressor(level=level, write_checksum=True)
 
 
-def _decompressor(window: int) -> zstandard.ZstdDecompressor:
+def _decompress_single(body: memoryview, num_bytes: int) -> bytes:
+    """Decode one whole frame that states `num_bytes`; no window is allocated for it."""
+    try:
+        decompressor = _idle_decompressors.pop()
+    except IndexError:
+        import zstandard
+
+        decompressor = zstandard.ZstdDecompressor()
+    try:
+        return decompressor.decompress(body, max_output_size=num_bytes, allow_extra_data=False)
+    finally:
+        _idle_decompressors.append(decompressor)
+
+
+def _stream(body: memoryview, capacity: int, window: int) -> bytearray:
+    """Decode frames of any kind, none wider than `window`, into one buffer of `capacity` bytes.
+
+    The decompressor is not kept: it would hold on to its window.
+    """
     import zstandard
 
-    if window > _MIN_WINDOW_LIMIT:
-        return zstandard.ZstdDecompressor(max_window_size=window)
-    kept: zstandard.ZstdDecompressor | None = getattr(_contexts, "decompressor", None)
-    if kept is None:
-        kept = zstandard.ZstdDecompressor(max_window_size=_MIN_WINDOW_LIMIT)
-        _contexts.decompressor = kept
-    return kept
-
-
-def _stream(body: memoryview, capacity: int, window: int, max_bytes: int) -> bytearray:
-    """Decode frames of any kind into one buffer of `capacity` bytes."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=max(window, _MIN_WINDOW_LIMIT))
     out = bytearray(capacity)
     num_bytes = 0
     with (
         memoryview(out) as view,
-        _decompressor(window).stream_reader(body, read_across_frames=True) as reader,
+        decompressor.stream_reader(body, read_across_frames=True) as reader,
     ):
         while num_bytes < capacity:
             got = reader.readinto(view[num_bytes:])
@@ -120,7 +129,7 @@ def _stream(body: memoryview, capacity: int, window: int, max_bytes: int) -> byt
             num_bytes += got
         # Also drives the decoder past the last frame's checksum.
         if reader.read(1):
-            raise ValueError(f"decodes to more than {max_bytes} bytes; expected at most that")
+            raise ValueError(f"decodes to more than {capacity} bytes; expected at most {capacity}")
     del out[num_bytes:]
     return out
 
