@@ -8,7 +8,6 @@ Hidden states are bfloat16 at both ends, whatever the arithmetic.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -23,7 +22,7 @@ from meshnet.grammar import Want
 from meshnet.topology import LayerRange
 from meshnet_node.backend import Cache, ShardSpec
 from meshnet_node.hf_cache import SessionCache
-from meshnet_node.hf_load import load_shard
+from meshnet_node.hf_load import arguments_of, load_shard
 from meshnet_node.hf_tensor import from_torch, to_torch
 from meshnet_node.hf_window import LayerWindow
 from meshnet_node.model_config import ModelConfig, read_model_config
@@ -72,8 +71,8 @@ class TransformersShard:
             directory, shape, layers, dtype=dtype, allow_unverified=allow_unverified
         )
         self._window = LayerWindow(self._shard, layers, shape.num_layers)
-        self._decoder_arguments = _arguments(self._shard.decoder)
-        self._model_arguments = _arguments(self._shard.model)
+        self._decoder_arguments = arguments_of(self._shard.decoder)
+        self._model_arguments = arguments_of(self._shard.model)
         self._received: torch.Tensor | None = None
         self._given: torch.Tensor | None = None
         self._hooks: list[Any] = []
@@ -273,10 +272,6 @@ def _top(logits: torch.Tensor, count: int) -> npt.NDArray[np.float32]:
     out[0, :count, 1] = values.numpy()
     out[0, count] = -1.0, float(torch.logsumexp(logits, 0))
     return out
-
-
-def _arguments(module: torch.nn.Module) -> frozenset[str]:
-    return frozenset(inspect.signature(module.forward).parameters)
 
 
 def _cache_argument(arguments: frozenset[str]) -> str:

@@ -9,6 +9,7 @@ left to transformers.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,11 @@ from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.topology import LayerRange
 from meshnet_node.model_config import ModelConfig, verified_model_types
 
-__all__ = ["LoadedShard", "find_decoder", "load_shard", "resolve_dtype"]
+__all__ = ["LoadedShard", "arguments_of", "find_layers", "load_shard", "resolve_dtype"]
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_LIST_NAMES: Final = ("layers", "h", "blocks", "layer")
+_NOT_TEXT: Final = re.compile("vision|visual|audio|encoder|speech")
 # Either feeds every layer from the token ids, which only the first shard has.
 _PER_LAYER_INPUTS: Final = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
 
@@ -37,14 +40,17 @@ class LoadedShard:
 
     Attributes:
         model: the model with its head; evaluation mode.
-        decoder: the module inside that runs the layers.
-        list_name: attribute of `decoder` that lists the layers held.
+        decoder: the module inside that turns token ids or hidden states into the last
+            layer's; has no head.
+        owner: the module inside that lists the layers, often the decoder itself.
+        list_name: attribute of `owner` that lists the layers held.
         config: of the whole decoder, as it was before anything was cut.
         dtype: of the weights and the arithmetic.
     """
 
     model: Any
     decoder: Any
+    owner: Any
     list_name: str
     config: PretrainedConfig
     dtype: torch.dtype
@@ -52,6 +58,8 @@ class LoadedShard:
 
 class _Hole(nn.Module):
     """Stands where the shard holds no weights; calling it is a programming error."""
+
+    bias = None  # some models copy their head's
 
 
 def resolve_dtype(name: str, saved: str) -> torch.dtype:
@@ -116,32 +124,39 @@ def load_shard(
         ) from error
 
 
-def find_decoder(model: Any, num_layers: int) -> tuple[Any, str]:
-    """Find the module that runs the decoder layers and its attribute that lists them.
+def find_layers(model: Any, num_layers: int) -> tuple[Any, Any, str]:
+    """Find the decoder, the module that lists its layers and that list's attribute.
 
     Raises:
         MeshError: UNIMPLEMENTED when there is not exactly one candidate.
     """
     found = [
-        (owner, name)
-        for owner in model.modules()
+        (path, name)
+        for path, owner in model.named_modules()
         for name, child in owner.named_children()
-        if isinstance(child, nn.ModuleList)
-        and len(child) == num_layers
-        and re.fullmatch(r"layers?|h|blocks|block", name)
+        if isinstance(child, nn.ModuleList) and len(child) == num_layers and name in _LIST_NAMES
     ]
-    text = model.get_decoder() if hasattr(model, "get_decoder") else None
     if len(found) > 1:
-        # A wrapper with a vision tower may have as many layers there.
-        inside = list(text.modules()) if isinstance(text, nn.Module) else []
-        found = [(owner, name) for owner, name in found if any(owner is m for m in inside)]
+        # A wrapper may have as many layers in its vision tower.
+        text = [(path, name) for path, name in found if not _NOT_TEXT.search(path)]
+        found = text or found
     if len(found) != 1:
         raise MeshError(
             Code.UNIMPLEMENTED,
             f"{type(model).__name__} has {len(found)} lists of {num_layers} layers, expected one",
             reason="ARCHITECTURE_NOT_VERIFIED",
         )
-    return found[0]
+    path, name = found[0]
+    parts = path.split(".") if path else []
+    ancestors = [model.get_submodule(".".join(parts[:end])) for end in range(len(parts), -1, -1)]
+    # Encoder-like models list their layers in a module that takes hidden states only.
+    decoder = next((each for each in ancestors if "inputs_embeds" in arguments_of(each)), model)
+    return decoder, ancestors[0], name
+
+
+def arguments_of(module: nn.Module) -> frozenset[str]:
+    """Give the names that a module's forward takes."""
+    return frozenset(inspect.signature(module.forward).parameters)
 
 
 def _load(
@@ -168,10 +183,10 @@ def _load(
             field=str(directory),
         )
     model.eval().requires_grad_(False)
-    decoder, list_name = find_decoder(model, shape.num_layers)
-    held = list(getattr(decoder, list_name))[layers.start : layers.end]
-    setattr(decoder, list_name, nn.ModuleList(held))
-    return LoadedShard(model, decoder, list_name, whole, dtype)
+    decoder, owner, list_name = find_layers(model, shape.num_layers)
+    held = list(getattr(owner, list_name))[layers.start : layers.end]
+    setattr(owner, list_name, nn.ModuleList(held))
+    return LoadedShard(model, decoder, owner, list_name, whole, dtype)
 
 
 def _check_config(directory: Path, config: PretrainedConfig) -> None:
@@ -205,8 +220,8 @@ def _shard_class(cls: Any, num_layers: int, layers: LayerRange) -> Any:
 
         def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
-            decoder, name = find_decoder(self, num_layers)
-            skeleton = getattr(decoder, name)
+            _, owner, name = find_layers(self, num_layers)
+            skeleton = getattr(owner, name)
             for index in range(num_layers):
                 if not layers.start <= index < layers.end:
                     skeleton[index] = _Hole()
@@ -217,7 +232,7 @@ def _shard_class(cls: Any, num_layers: int, layers: LayerRange) -> Any:
             if not first and not (last and tied):
                 self.set_input_embeddings(_Hole())
             kept = {key for key, _ in self.named_parameters(remove_duplicate=False)}
-            tied_keys: dict[str, str] = self.all_tied_weights_keys
+            tied_keys: dict[str, str] = vars(self)["all_tied_weights_keys"]
             self.all_tied_weights_keys = {
                 target: source for target, source in tied_keys.items() if {target, source} <= kept
             }

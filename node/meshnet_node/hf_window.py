@@ -31,7 +31,7 @@ class LayerWindow:
     def __init__(self, shard: LoadedShard, held: LayerRange, num_layers: int) -> None:
         self._shard = shard
         self._held = held
-        self._layers = list(getattr(shard.decoder, shard.list_name))
+        self._layers = list(getattr(shard.owner, shard.list_name))
         self._indexed = [
             (module, name, vars(module)[name])
             for layer in self._layers
@@ -40,7 +40,8 @@ class LayerWindow:
             if type(vars(module).get(name)) is int
         ]
         text = shard.model.config.get_text_config(decoder=True)
-        configs = {id(config): config for config in (text, shard.decoder.config)}
+        owned = (shard.decoder.config, getattr(shard.owner, "config", text))
+        configs = {id(config): config for config in (text, *owned)}
         self._configs = [
             _ConfigSlicer(config, num_layers)
             for config in configs.values()
@@ -56,7 +57,7 @@ class LayerWindow:
             return False
         start = self._held.start
         chosen = self._layers[layers.start - start : layers.end - start]
-        setattr(self._shard.decoder, self._shard.list_name, nn.ModuleList(chosen))
+        setattr(self._shard.owner, self._shard.list_name, nn.ModuleList(chosen))
         for module, name, index in self._indexed:
             setattr(module, name, index - layers.start)
         for config in self._configs:
