@@ -1,0 +1,293 @@
+"""The server's side of one connection: request in, answer out, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from email.utils import formatdate
+from typing import Final, TypeVar
+
+from meshnet.chunk import Answer, Chunk
+from meshnet.codec import ENCODINGS
+from meshnet.compression import CompressionPolicies
+from meshnet.dtypes import Body
+from meshnet.errors import Code, MeshError, WireError
+from meshnet.grammar import Phase, parse_session
+from meshnet.plane.bodies import (
+    allocate,
+    check_length,
+    compress_tensor,
+    decompress_body,
+    read_body,
+)
+from meshnet.plane.connection import Connection, ConnectionEndedError
+from meshnet.plane.handler import PlaneHandler, PlaneLimits
+from meshnet.plane.http1 import CONTINUE, RequestHead, build_answer, parse_request
+from meshnet.problem import pack_problem
+from meshnet.wire import ChunkHeader, pack_answer, unpack_chunk, view_tensor
+
+__all__ = ["Exchange", "Service"]
+
+logger = logging.getLogger(__name__)
+
+_FORWARD: Final = "/forward"
+_SESSIONS: Final = "/sessions/"
+_DRAIN_BYTES: Final = 64 * 1024
+"""An unread body up to this is read and dropped; for a longer one the connection closes."""
+_LINGER_S: Final = 5.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Service:
+    """What the connections of one server share.
+
+    Attributes:
+        handler: computes.
+        policies: decide which answers are compressed.
+        route_condition: the policies' name for the links that callers come over.
+        limits: granted to callers.
+        closing: the server goes away, and each answer is its connection's last.
+    """
+
+    handler: PlaneHandler
+    policies: CompressionPolicies
+    route_condition: str
+    limits: PlaneLimits
+    closing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    fields: list[tuple[str, str]]
+    body: Body | None = b""
+
+
+class Exchange:
+    """Requests of one connection, one after the other.
+
+    Attributes:
+        connection: closed when `run` ends.
+        idle: no request is in flight, so that nothing is lost by closing.
+    """
+
+    def __init__(self, connection: Connection, service: Service) -> None:
+        self.idle = True
+        self.connection = connection
+        self._service = service
+        # Bytes of the current request's body still to come; None where that is not known
+        # and the connection cannot be used again.
+        self._unread: int | None = 0
+
+    async def run(self) -> None:
+        """Serve until either end closes; the connection is closed then."""
+        try:
+            while await self._serve_one():
+                pass
+        except OSError:
+            pass  # the caller went away, or let a deadline pass: there is no one to tell
+        finally:
+            self.connection.close()
+
+    async def _serve_one(self) -> bool:
+        """Serve one request; False where it was the last."""
+        connection, limits = self.connection, self._service.limits
+        self._unread = 0
+        if not connection.buffered:
+            self.idle = True
+            if self._service.closing:
+                return False
+            connection.set_deadline(limits.idle_timeout_s)
+            await connection.receive()
+        self.idle = False
+        connection.set_deadline(limits.read_timeout_s)
+        try:
+            head = await connection.read_head(limits.max_header_bytes)
+            if head is None:
+                return False
+            request = parse_request(head, max_fields=limits.max_header_count)
+        except TimeoutError:
+            return await self._refuse(_late("the head", limits.read_timeout_s))
+        except MeshError as error:
+            return await self._refuse(error)
+        if request.has_body:
+            unknown = request.chunked or request.expects_continue
+            self._unread = None if unknown else request.content_length
+        try:
+            reply = await self._dispatch(request)
+        except MeshError as error:
+            reply = _problem(error)
+        return await self._answer(reply, keep_alive=request.keep_alive, method=request.method)
+
+    async def _refuse(self, error: MeshError) -> bool:
+        """Answer a request whose end is not known."""
+        self._unread = None
+        return await self._answer(_problem(error), keep_alive=False, method="")
+
+    async def _answer(self, reply: _Reply, *, keep_alive: bool, method: str) -> bool:
+        connection, limits = self.connection, self._service.limits
+        too_long = self._unread is None or self._unread > _DRAIN_BYTES
+        close = self._service.closing or not keep_alive or too_long
+        length = None if reply.body is None else len(reply.body)
+        head = build_answer(
+            reply.status, [("Date", _date(int(time.time()))), *reply.fields], length, close=close
+        )
+        body = b"" if reply.body is None or method == "HEAD" else reply.body
+        connection.set_deadline(limits.write_timeout_s + len(body) / limits.min_bytes_per_s)
+        await connection.send(head, body)
+        if close:
+            if self._unread != 0 or connection.buffered:
+                await connection.linger(_LINGER_S)
+            return False
+        if self._unread:
+            connection.set_deadline(limits.read_timeout_s)
+            await connection.read_into(allocate(self._unread))
+        return True
+
+    async def _dispatch(self, request: RequestHead) -> _Reply:
+        path = request.target.partition("?")[0]
+        if path == _FORWARD:
+            if request.method == "POST":
+                return await self._forward(request)
+            return _not_allowed(request, path, "POST")
+        if path.startswith(_SESSIONS):
+            if request.method == "DELETE":
+                return await self._release(path)
+            return _not_allowed(request, path, "DELETE")
+        found = await self._call(self._service.handler.get(path), path)
+        if found is None:
+            raise MeshError(
+                Code.NOT_FOUND, f"{path[:80]!r} is not served here; chunks go to POST {_FORWARD}"
+            )
+        if request.method not in ("GET", "HEAD"):
+            return _not_allowed(request, path, "GET, HEAD")
+        status, content_type, body = found
+        return _Reply(status, [("Content-Type", content_type)], body)
+
+    async def _release(self, path: str) -> _Reply:
+        text = path.removeprefix(_SESSIONS)
+        try:
+            session = parse_session(text)
+        except ValueError as error:
+            raise MeshError(
+                Code.INVALID_ARGUMENT, f"session {text[:80]!r}; expected {error}", field="session"
+            ) from None
+        await self._call(self._service.handler.release(session), path)
+        return _Reply(204, [], None)
+
+    async def _forward(self, request: RequestHead) -> _Reply:
+        header = unpack_chunk(request.fields, self._service.limits.wire)
+        if header.encoding is not None and header.encoding not in ENCODINGS:
+            raise WireError(
+                f"X-Meshnet-Encoding: {header.encoding!r} is not read here;"
+                f" expected one of {', '.join(ENCODINGS)}, or none for a raw body",
+                field="X-Meshnet-Encoding",
+            )
+        body = await self._receive(request, header)
+        raw, codec_s = await decompress_body(header.encoding, body, header.num_bytes)
+        tensor = view_tensor(raw, header.shape, header.dtype)
+        chunk = Chunk(header, tensor, wire_bytes=len(body), codec_s=codec_s)
+        answer = await self._call(self._service.handler.forward(chunk), _FORWARD)
+        return await self._pack(answer, header)
+
+    async def _receive(self, request: RequestHead, header: ChunkHeader) -> memoryview:
+        """Read a chunk's body, whose header has been found good."""
+        connection, limits = self.connection, self._service.limits
+        if request.content_length is not None:
+            check_length(header.encoding, header.num_bytes, request.content_length)
+        elif not request.chunked:
+            raise WireError(
+                f"Content-Length is missing; expected {header.num_bytes}, as shape and dtype say,"
+                " or Transfer-Encoding: chunked",
+                field="Content-Length",
+                code=Code.LENGTH_REQUIRED,
+            )
+        timeout_s = limits.read_timeout_s + header.num_bytes / limits.min_bytes_per_s
+        connection.set_deadline(timeout_s)
+        if request.expects_continue and not connection.buffered:
+            await connection.send(CONTINUE)
+        self._unread = None
+        try:
+            body = await read_body(
+                connection,
+                encoding=header.encoding,
+                num_bytes=header.num_bytes,
+                content_length=request.content_length,
+                chunked=request.chunked,
+            )
+        except TimeoutError:
+            raise _late("the body", timeout_s) from None
+        except ConnectionEndedError:
+            raise WireError(
+                f"the connection ended within the body of a tensor of {header.num_bytes} bytes"
+            ) from None
+        self._unread = 0
+        connection.set_deadline(None)
+        return body
+
+    async def _call(self, work: Awaitable[_T], path: str) -> _T:
+        """Await the handler, and cancel it when the caller goes away."""
+        connection = self.connection
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - coroutines run in tasks here
+        connection.set_deadline(None)
+        connection.on_end = task.cancel
+        if connection.ended:
+            task.cancel()
+        try:
+            return await work
+        except MeshError:
+            raise
+        except Exception:
+            logger.exception("handler failed on %s", path)
+            raise MeshError(
+                Code.INTERNAL, "the node failed on this request; its log says why"
+            ) from None
+        finally:
+            connection.on_end = None
+
+    async def _pack(self, answer: Answer, asked: ChunkHeader) -> _Reply:
+        header, tensor = answer.header, answer.tensor
+        if tensor is None:
+            return _Reply(204, pack_answer(replace(header, shape=None, encoding=None)), None)
+        if tensor.nbytes != header.num_bytes:
+            logger.error("answer of %d bytes for a header of %s", tensor.nbytes, header)
+            raise MeshError(Code.INTERNAL, "the node made an answer unlike its own header")
+        phase: Phase = asked.phase
+        policy = self._service.policies.for_condition(self._service.route_condition, phase.value)
+        body, encoding = await compress_tensor(tensor, policy, asked.accept_encoding)
+        if encoding != header.encoding:
+            header = replace(header, encoding=encoding)
+        return _Reply(200, pack_answer(header), body)
+
+
+def _not_allowed(request: RequestHead, path: str, allow: str) -> _Reply:
+    message = f"{request.method[:20]} is not served on {path[:80]!r}; expected {allow}"
+    reply = _problem(MeshError(Code.METHOD_NOT_ALLOWED, message))
+    reply.fields.append(("Allow", allow))
+    return reply
+
+
+def _problem(error: MeshError) -> _Reply:
+    return _Reply(*pack_problem(error))
+
+
+def _late(what: str, seconds: float) -> MeshError:
+    return MeshError(Code.REQUEST_TIMEOUT, f"{what} did not arrive within {seconds:.3g} s")
+
+
+_dates: dict[int, str] = {}
+
+
+def _date(now: int) -> str:
+    """Write a Date header field's value; kept for the second that it holds."""
+    date = _dates.get(now)
+    if date is None:
+        _dates.clear()
+        date = _dates[now] = formatdate(now, usegmt=True)
+    return date

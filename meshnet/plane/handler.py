@@ -1,0 +1,66 @@
+"""What the activation plane's server asks of a node, and what it lets callers do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshnet.chunk import Answer, Chunk
+from meshnet.topology import SessionId
+from meshnet.wire import DEFAULT_LIMITS, WireLimits
+
+__all__ = ["PlaneHandler", "PlaneLimits"]
+
+_MAX_HEADER_BYTES = 32 * 1024
+
+
+class PlaneHandler(Protocol):
+    """A node's side of the plane. Errors for the caller are raised as MeshError."""
+
+    async def forward(self, chunk: Chunk) -> Answer:
+        """Run one chunk; cancelled when the caller goes away.
+
+        ``chunk.tensor`` is the handler's to keep. ``Answer.header.encoding`` is not read:
+        the server encodes, by policy and by what the caller accepts. The answer's tensor
+        must not change until it is sent.
+        """
+        ...
+
+    async def release(self, session: SessionId) -> None:
+        """Free what the session holds, here and along its route; a session not held is fine."""
+        ...
+
+    async def get(self, path: str) -> tuple[int, str, bytes] | None:
+        """Answer a cold GET with (status, content type, body); None where no such path exists."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneLimits:
+    """What a server grants its callers.
+
+    Attributes:
+        wire: limits on a chunk's tensor.
+        max_header_bytes: longest head of a request, at most 32 KiB.
+        max_header_count: most header fields of a request.
+        idle_timeout_s: how long a connection may rest between requests.
+        read_timeout_s: how long a head may take to arrive, and a body to begin with.
+        write_timeout_s: the same for an answer.
+        min_bytes_per_s: a body or answer gets its size over this on top of its timeout.
+        max_connections: open at once; one more is answered with 503.
+    """
+
+    wire: WireLimits = DEFAULT_LIMITS
+    max_header_bytes: int = 16 * 1024
+    max_header_count: int = 64
+    idle_timeout_s: float = 75.0
+    read_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
+    min_bytes_per_s: float = 64 * 1024
+    max_connections: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_header_bytes <= _MAX_HEADER_BYTES:
+            raise ValueError(
+                f"max_header_bytes {self.max_header_bytes}: expected 1 to {_MAX_HEADER_BYTES}"
+            )

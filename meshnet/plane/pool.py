@@ -1,0 +1,109 @@
+"""Connections to other nodes that are kept for the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from functools import partial
+
+from meshnet.plane.connection import Connection
+
+__all__ = ["ConnectionPool"]
+
+_ADDRESS = re.compile(r"(?P<host>[^\s\[\]:/@]+|\[(?P<six>[0-9A-Fa-f:.]+)\]):(?P<port>[0-9]{1,5})")
+
+
+class ConnectionPool:
+    """Keep-alive connections per address; the one used last is taken first.
+
+    Args:
+        connect_timeout_s: for one attempt to connect, over all the addresses of a name.
+        max_open: connections to one address at a time; a further request waits its turn.
+        max_idle: connections to one address kept while idle.
+    """
+
+    def __init__(self, *, connect_timeout_s: float, max_open: int, max_idle: int) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._max_open = max_open
+        self._max_idle = max_idle
+        self._idle: dict[str, list[Connection]] = {}
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._closed = False
+
+    async def acquire(self, address: str, *, fresh: bool = False) -> tuple[Connection, bool]:
+        """Give a connection to `address` and whether it served before; `fresh` forbids that.
+
+        Each must come back by `release`.
+
+        Raises:
+            OSError: no connection could be made.
+            TimeoutError: none was made in time.
+        """
+        turn = self._turns.get(address)
+        if turn is None:
+            turn = self._turns[address] = asyncio.Semaphore(self._max_open)
+        await turn.acquire()
+        idle = self._idle.get(address)
+        while idle and not fresh:
+            connection = idle.pop()
+            connection.on_end = None
+            if connection.is_reusable():
+                return connection, True
+            connection.close()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                return Connection(await _connect(address)), False
+        except TimeoutError:
+            turn.release()
+            raise TimeoutError(f"no connection within {self._connect_timeout_s:g} s") from None
+        except BaseException:
+            turn.release()
+            raise
+
+    def release(self, address: str, connection: Connection, *, reusable: bool) -> None:
+        """Take a connection back, and keep it where it may serve again."""
+        self._turns[address].release()
+        idle = self._idle.setdefault(address, [])
+        if self._closed or not reusable or connection.ended or len(idle) >= self._max_idle:
+            connection.close()
+            return
+        connection.on_end = partial(self._drop, address, connection)
+        idle.append(connection)
+
+    def close(self) -> None:
+        """Close what is idle now, and what is in use as it comes back."""
+        self._closed = True
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()
+
+    def _drop(self, address: str, connection: Connection) -> None:
+        """Close an idle connection that its other end has closed."""
+        self._idle[address].remove(connection)
+        connection.close()
+
+
+async def _connect(address: str) -> socket.socket:
+    """Connect to ``host:port``, trying each address that the name has."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise OSError(f"address {address!r}: expected HOST:PORT")
+    loop = asyncio.get_running_loop()
+    host = match["six"] or match["host"]
+    found = await loop.getaddrinfo(host, int(match["port"]), type=socket.SOCK_STREAM)
+    failure = OSError(f"{host} has no address")
+    for family, kind, protocol, _, target in found:
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, target)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure
