@@ -1,0 +1,235 @@
+"""Which files of a model a shard needs, and a directory that holds just those."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from meshnet.errors import ConfigError
+from meshnet.model_dir import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    TOKENIZER_FILES,
+    WEIGHTS_FILE,
+    WeightIndex,
+    model_digest,
+    read_json,
+    read_safetensors_header,
+    read_weight_index,
+)
+from meshnet.model_hub import HubModel, fetch_files, parse_source
+from meshnet.topology import LayerRange
+from meshnet_node.model_config import ModelConfig, read_model_config
+
+__all__ = ["ModelFiles", "resolve_model", "shard_files"]
+
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.([0-9]+)\.")
+# Only these two are left out by shards that do not take ids or give logits; every other
+# tensor outside the layers (final norm, learned positions) is loaded by every shard.
+_EMBEDDING: Final = re.compile(
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings?)\.weight"
+)
+_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.|^output\.")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model on this machine, as far as a shard needs it.
+
+    Attributes:
+        directory: loadable; its weight index names only files that are there.
+        name: the model's name in the mesh.
+        digest: equal on every node of the model, whichever files it holds.
+        num_layers: of the whole model.
+        hidden_size: width of the hidden states.
+        vocab_size: width of the logits.
+        weight_files: names of the weight files that the shard reads.
+    """
+
+    directory: Path
+    name: str
+    digest: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    weight_files: tuple[str, ...]
+
+
+def resolve_model(
+    source: str,
+    layers: LayerRange | None = None,
+    *,
+    endpoint: str | None = None,
+    cache_dir: Path | None = None,
+    progress: bool = False,
+) -> ModelFiles:
+    """Make the files of a shard available and check them.
+
+    Args:
+        source: a model directory, or ``org/name[@revision]`` on the hub: then only the weight
+            files that the shard reads are fetched.
+        layers: of the shard; None for all.
+        endpoint: the hub's address; None for the public one.
+        cache_dir: where to keep downloads (``hub/``) and link directories (``views/``);
+            None for the cache shared by all Hugging Face tools and ``~/.cache/meshnet``.
+        progress: draw progress bars of downloads on stderr.
+
+    Raises:
+        MeshError: ConfigError for a source, file or layer range that cannot be used;
+            UNAVAILABLE where the hub cannot be reached and the cache lacks a file.
+    """
+    place = parse_source(source)
+    if isinstance(place, HubModel):
+        hub_cache = None if cache_dir is None else cache_dir / "hub"
+        directory = _download(place, layers, endpoint, hub_cache, progress=progress)
+        name = place.repo
+    else:
+        directory = place
+        name = _directory_name(directory)
+    shape = read_model_config(directory)
+    index = read_weight_index(directory)
+    digest = model_digest(directory)
+    files = shard_files(index, _checked(layers, shape, directory), shape.num_layers)
+    _check_weights(directory, index, files)
+    if any(not (directory / file).is_file() for file in set(index.weight_map.values())):
+        views = (cache_dir or Path.home() / ".cache" / "meshnet") / "views"
+        directory = _view(directory, index, files, views)
+    return ModelFiles(
+        directory, name, digest, shape.num_layers, shape.hidden_size, shape.vocab_size, files
+    )
+
+
+def shard_files(index: WeightIndex, layers: LayerRange, num_layers: int) -> tuple[str, ...]:
+    """Choose the weight files that hold what a shard loads, sorted by name.
+
+    A shard loads its layers and every tensor outside the layers, except the token embedding,
+    which only the first shard has (and the last one, where the head is tied to it), and the
+    head, which only the last one has. Files are named whole: a file is needed for one tensor.
+    """
+    first, last = layers.start == 0, layers.end == num_layers
+    tied = not any(_HEAD.search(tensor) for tensor in index.weight_map)
+    needed = set()
+    for tensor, file in index.weight_map.items():
+        layer = _LAYER.search(tensor)
+        if layer is not None:
+            wanted = layers.start <= int(layer[1]) < layers.end
+        elif _HEAD.search(tensor):
+            wanted = last
+        elif _EMBEDDING.search(tensor):
+            wanted = first or (last and tied)
+        else:
+            wanted = True
+        if wanted:
+            needed.add(file)
+    return tuple(sorted(needed))
+
+
+def _download(
+    model: HubModel,
+    layers: LayerRange | None,
+    endpoint: str | None,
+    cache_dir: Path | None,
+    *,
+    progress: bool,
+) -> Path:
+    def fetch(revision: str, names: Iterable[str]) -> Path:
+        return fetch_files(
+            HubModel(model.repo, revision),
+            names,
+            endpoint=endpoint,
+            cache_dir=cache_dir,
+            progress=progress,
+        )
+
+    directory = fetch(model.revision, (CONFIG_FILE, INDEX_FILE, *TOKENIZER_FILES))
+    # A branch may move between the two requests; the snapshot's name is its commit.
+    commit = directory.name
+    if not (directory / INDEX_FILE).exists():
+        return fetch(commit, (WEIGHTS_FILE,))
+    shape = read_model_config(directory)
+    files = shard_files(
+        read_weight_index(directory), _checked(layers, shape, directory), shape.num_layers
+    )
+    return fetch(commit, files)
+
+
+def _checked(layers: LayerRange | None, shape: ModelConfig, directory: Path) -> LayerRange:
+    whole = LayerRange(0, shape.num_layers)
+    if layers is None:
+        return whole
+    if not whole.contains(layers):
+        raise ConfigError(
+            f"layers {layers}: expected a part of {whole}, which {directory} has", field="layers"
+        )
+    return layers
+
+
+def _directory_name(directory: Path) -> str:
+    """Take the name that an import noted, or else the directory's own."""
+    path = directory / "meshnet.json"
+    if path.is_file():
+        name = read_json(path)[0].get("name")
+        if isinstance(name, str) and name:
+            return name
+    return directory.resolve().name
+
+
+def _check_weights(directory: Path, index: WeightIndex, files: tuple[str, ...]) -> None:
+    for file in files:
+        path = directory / file
+        if not path.is_file():
+            raise ConfigError(f"{path}: missing, but the shard needs it", field=str(path))
+        header = read_safetensors_header(path)
+        for tensor, holder in index.weight_map.items():
+            if holder == file and tensor not in header:
+                raise ConfigError(
+                    f"{path}: no tensor {tensor!r}, which {INDEX_FILE} says is there",
+                    field=str(path),
+                )
+
+
+def _view(directory: Path, index: WeightIndex, files: tuple[str, ...], views: Path) -> Path:
+    """Link the needed files into a directory of their own, with an index of just these.
+
+    Loaders fail on an index that names absent files. The model directory, possibly a cache
+    that other programs share, is not touched.
+    """
+    directory = directory.resolve()
+    links = [
+        path
+        for path in sorted(directory.iterdir())
+        if path.is_file() and path.suffix != ".safetensors" and path.name != INDEX_FILE
+    ]
+    links += [directory / file for file in files]
+    names = [path.name for path in links]
+    key = json.dumps([str(directory), index.identity.decode("utf-8", "replace"), names])
+    view = views / hashlib.sha256(key.encode()).hexdigest()[:32]
+    if view.is_dir() and all((view / name).exists() for name in (*names, INDEX_FILE)):
+        return view
+    part = views / f".{view.name}.{secrets.token_hex(4)}.part"
+    try:
+        part.mkdir(parents=True)
+        for path in links:
+            (part / path.name).symlink_to(path)
+        kept = {tensor: file for tensor, file in index.weight_map.items() if file in files}
+        (part / INDEX_FILE).write_text(
+            json.dumps({"metadata": {}, "weight_map": kept}), encoding="utf-8"
+        )
+        shutil.rmtree(view, ignore_errors=True)
+        part.rename(view)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        # Another node of this machine may have made the same one meanwhile.
+        if not view.is_dir():
+            raise ConfigError(
+                f"{views}: cannot link the shard's files: {error.strerror or error}",
+                field=str(views),
+            ) from error
+    return view
