@@ -161,9 +161,14 @@ class Sampler:
         scaled = (logits - logits.max()) / params.temperature
         if ids is None and params.top_k == 0 and params.top_p >= 1 and params.min_p == 0:
             return _draw(np.exp(scaled), draw)
-        order = _largest(ids, scaled, params.top_k or scaled.size)
+        order = _largest(ids, scaled, params.top_k or min(scaled.size, MAX_CANDIDATES))
         weights = np.exp(scaled[order])
-        kept = _num_kept(weights, params)
+        total = weights.sum() if params.top_k else np.exp(scaled).sum()
+        kept = _num_kept(weights, total, params)
+        if kept is None:  # a flat distribution, rare: the set reaches past the candidates
+            order = _largest(ids, scaled, scaled.size)
+            weights = np.exp(scaled[order])
+            kept = _num_kept(weights, weights.sum(), params) or weights.size
         index = int(order[_draw(weights[:kept], draw)])
         return index if ids is None else int(ids[index])
 
@@ -215,16 +220,19 @@ def _largest(ids: _Ids | None, values: _Floats, count: int) -> _Ids:
     return among[np.argsort(-values[among], kind="stable")][:count]
 
 
-def _num_kept(weights: _Floats, params: SamplingParams) -> int:
-    """Count the tokens that top_p and min_p leave of falling `weights`; at least one."""
+def _num_kept(weights: _Floats, total: float, params: SamplingParams) -> int | None:
+    """Count the tokens that top_p and min_p leave of falling `weights`; at least one.
+
+    None where `weights`, a part of the `total`, may end before the set does.
+    """
     kept = weights.size
     if params.top_p < 1:
-        cumulative = np.cumsum(weights)
-        kept = int(np.searchsorted(cumulative, params.top_p * cumulative[-1])) + 1
+        kept = int(np.searchsorted(np.cumsum(weights), params.top_p * total)) + 1
     if params.min_p > 0:
         likely = np.searchsorted(-weights, -params.min_p * weights[0], side="right")
         kept = min(kept, int(likely))
-    return max(1, min(kept, weights.size))
+    complete = params.top_k > 0 or kept < weights.size
+    return max(1, min(kept, weights.size)) if complete else None
 
 
 def _draw(weights: _Floats, draw: float) -> int:
