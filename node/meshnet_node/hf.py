@@ -83,7 +83,7 @@ class TransformersShard:
             layers=layers,
             num_layers=shape.num_layers,
             hidden_size=shape.hidden_size,
-            vocab_size=shape.vocab_size if holds_head else 0,
+            vocab_size=shape.vocab_size if holds_head or layers.start == 0 else 0,
             holds_embedding=layers.start == 0,
             holds_head=holds_head,
             cache_bytes_per_token=0,

@@ -39,7 +39,7 @@ class WholeModel:
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, use_safetensors=True, local_files_only=True
         )
-        self.model.eval()
+        self.model.train(False)
         self._arguments = arguments_of(self.model)
         self._argument = next(name for name in _CACHE_NAMES if name in self._arguments)
         self._cache: Any = None

@@ -185,8 +185,10 @@ def _small_values(default: PretrainedConfig, model_type: str) -> dict[str, Any]:
         if name in vars(default) or aliases.get(name) in vars(default)
     }
     if "qk_rope_head_dim" in own:
-        # Latent attention derives it.
+        # Latent attention derives one, and expands the other to every head.
         own.pop("head_dim", None)
+        own.pop("num_key_value_heads", None)
+        own.update({"num_key_value_heads": 4} if "num_key_value_heads" in vars(default) else {})
     return {**own, **_FAMILIES.get(model_type, {}), **parts}
 
 

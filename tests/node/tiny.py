@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+
+from meshnet_node.hf_exact import save_random_model
 
 __all__ = ["TINY", "save_tiny"]
 
@@ -60,13 +61,4 @@ def save_tiny(
     family: str, directory: Path, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0
 ) -> Path:
     """Save a random model of `family` and give its directory."""
-    return save_random(TINY[family](), directory, dtype=dtype, seed=seed)
-
-
-def save_random(
-    config: Any, directory: Path, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0
-) -> Path:
-    """Save a model of `config` with random weights and give its directory."""
-    torch.manual_seed(seed)
-    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(directory)
-    return directory
+    return save_random_model(TINY[family](), directory, dtype=dtype, seed=seed)
