@@ -16,6 +16,7 @@ from typing import Final
 
 from meshnet.dtypes import Body
 from meshnet.errors import Code, WireError
+from meshnet.plane.deadline import Deadline
 from meshnet.plane.http1 import find_head_end
 
 __all__ = ["Connection", "ConnectionEndedError"]
@@ -58,8 +59,7 @@ class Connection:
         self._failure: OSError | None = None
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._deadline: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = Deadline(self._loop, self._on_late)
         self._reading = False
         self._resume()
 
@@ -91,19 +91,8 @@ class Connection:
         return False
 
     def set_deadline(self, seconds: float | None) -> None:
-        """Let whatever is being waited for, now or later, fail after `seconds`; None ends that.
-
-        Cheap to call for each message: the timer behind it is moved only when it fires.
-        """
-        if seconds is None:
-            self._deadline = None
-            return
-        self._deadline = self._loop.time() + seconds
-        if self._timer is not None and self._timer.when() > self._deadline:
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._deadline, self._on_timer)
+        """Let whatever is being waited for, now or later, fail after `seconds`; None ends that."""
+        self._deadline.set(seconds)
 
     async def read_head(self, max_bytes: int) -> bytes | None:
         """Read up to and with the empty line that ends a head; None where none began.
@@ -219,9 +208,7 @@ class Connection:
         """Close at once; whatever is being waited for fails."""
         self.on_end = None
         self._pause()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._deadline.cancel()
         if self._writable is not None:
             self._loop.remove_writer(self._sock.fileno())
         if self._failure is None:
@@ -291,19 +278,13 @@ class Connection:
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
 
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self._deadline is None:
-            return
-        if self._deadline > self._loop.time():
-            self._timer = self._loop.call_at(self._deadline, self._on_timer)
-            return
+    def _on_late(self) -> None:
         for waiter in (self._readable, self._writable):
             if waiter is not None and not waiter.done():
                 waiter.set_exception(TimeoutError(_LATE))
 
     def _check_deadline(self) -> None:
-        if self._deadline is not None and self._deadline <= self._loop.time():
+        if self._deadline.passed:
             raise TimeoutError(_LATE)
 
     async def _wait_readable(self) -> None:
