@@ -1,17 +1,14 @@
-"""Model directories as files: the weight index, safetensors headers, the model's digest.
+"""A model directory: its name and shape, and the small files that go with the weights.
 
 A model directory is what Hugging Face publishes: ``config.json``, tokenizer files, and
-weights as safetensors. Nothing here loads a tensor.
+weights as safetensors.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,20 +16,17 @@ from meshnet.errors import ConfigError
 
 __all__ = [
     "CONFIG_FILE",
-    "INDEX_FILE",
+    "NOTE_FILE",
     "TOKENIZER_FILES",
-    "WEIGHTS_FILE",
-    "StoredTensor",
-    "WeightIndex",
-    "model_digest",
+    "ModelDir",
+    "parse_object",
     "read_json",
-    "read_safetensors_header",
-    "read_weight_index",
+    "read_model_dir",
 ]
 
 CONFIG_FILE: Final = "config.json"
-INDEX_FILE: Final = "model.safetensors.index.json"
-WEIGHTS_FILE: Final = "model.safetensors"
+NOTE_FILE: Final = "meshnet.json"
+"""What ``meshnet model import`` notes: the model's name, its source, its files' hashes."""
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -48,59 +42,72 @@ TOKENIZER_FILES: Final = (
 )
 """What turns text into tokens and back, and a conversation into a prompt."""
 
-_VOCABULARIES: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _MAX_JSON_BYTES: Final = 64 * 1024 * 1024
-_MAX_HEADER_BYTES: Final = 100_000_000  # the safetensors library's own limit
-_WEIGHT_FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
-_ITEM_BYTES: Final = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
-    "C64": 8,
-}
+
+# Older families name their dimensions differently; transformers maps these names too.
+_NUM_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+_HIDDEN_SIZE: Final = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
+_TEXT_PARTS: Final = ("text_config", "decoder", "llm_config", "language_config")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One tensor in a safetensors file.
+class ModelDir:
+    """What a model directory says of its model.
 
     Attributes:
-        dtype: as the file writes it, for example ``BF16``.
-        shape: row-major.
-        start: offset of the first byte in the file.
-        num_bytes: stored size.
+        name: noted by an import, else the directory's own name.
+        model_type: the family as transformers names it, for example ``llama``.
+        architectures: class names that the model was saved from.
+        num_layers: decoder layers of the whole model.
+        hidden_size: width of the hidden states between layers.
+        vocab_size: width of the logits.
+        max_positions: longest session that the model was made for; 0 where it does not say.
+        dtype: element type of the saved weights; empty where it does not say.
     """
 
+    name: str
+    model_type: str
+    architectures: tuple[str, ...]
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_positions: int
     dtype: str
-    shape: tuple[int, ...]
-    start: int
-    num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class WeightIndex:
-    """Which file holds which tensor.
+def read_model_dir(directory: Path) -> ModelDir:
+    """Read ``config.json`` of a model directory, and the name that an import noted.
 
-    Attributes:
-        weight_map: file name by tensor name; files lie in the model directory itself.
-        identity: what of the index the model's digest covers.
+    Raises:
+        ConfigError: the file is missing, is no JSON object or lacks a dimension.
     """
-
-    weight_map: Mapping[str, str]
-    identity: bytes
+    path = directory / CONFIG_FILE
+    if not path.exists():
+        raise ConfigError(
+            f"{path}: no such file; expected a Hugging Face model directory", field=str(path)
+        )
+    root, _ = read_json(path)
+    text = next((root[name] for name in _TEXT_PARTS if isinstance(root.get(name), dict)), root)
+    model_type = root.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ConfigError(f"{path}: model_type {model_type!r}, expected a name", field=str(path))
+    architectures = root.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ConfigError(
+            f"{path}: architectures {architectures!r}, expected a list of names", field=str(path)
+        )
+    dtype = text.get("dtype") or text.get("torch_dtype") or root.get("dtype")
+    limit = text.get("max_position_embeddings", text.get("n_positions", 0))
+    return ModelDir(
+        name=_name(directory),
+        model_type=model_type,
+        architectures=tuple(str(name) for name in architectures),
+        num_layers=_dimension(path, text, _NUM_LAYERS),
+        hidden_size=_dimension(path, text, _HIDDEN_SIZE),
+        vocab_size=_dimension(path, text if "vocab_size" in text else root, ("vocab_size",)),
+        max_positions=limit if isinstance(limit, int) and limit > 0 else 0,
+        dtype=str(dtype or root.get("torch_dtype") or ""),
+    )
 
 
 def read_json(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> tuple[dict[str, Any], bytes]:
@@ -116,136 +123,39 @@ def read_json(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> tuple[dict[str, A
         raise ConfigError(f"{path}: {error.strerror or error}", field=str(path)) from error
     if len(raw) > max_bytes:
         raise ConfigError(f"{path}: more than {max_bytes} bytes", field=str(path))
-    return _parse_object(raw, path), raw
+    return parse_object(raw, path), raw
 
 
-def read_weight_index(directory: Path) -> WeightIndex:
-    """Read ``model.safetensors.index.json``, or the header of a lone ``model.safetensors``.
-
-    The files that the index names need not be there.
+def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
+    """Parse a JSON object that came from `path`.
 
     Raises:
-        ConfigError: neither file is there, or one is malformed; names the file.
+        ConfigError: no JSON, or another value.
     """
-    path = directory / INDEX_FILE
-    if path.exists():
-        value, raw = read_json(path)
-        weight_map = value.get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ConfigError(
-                f"{path}: weight_map is missing or empty, expected file names by tensor name",
-                field=str(path),
-            )
-        for tensor, file in weight_map.items():
-            # A path would let an index read, or link, files outside the model.
-            if not isinstance(file, str) or _WEIGHT_FILE.fullmatch(file) is None:
-                raise ConfigError(
-                    f"{path}: tensor {tensor!r} is in {file!r}, expected the name of a "
-                    ".safetensors file in the same directory",
-                    field=str(path),
-                )
-        return WeightIndex(weight_map, raw)
-    path = directory / WEIGHTS_FILE
-    if not path.exists():
-        raise ConfigError(
-            f"{directory}: no {INDEX_FILE} and no {WEIGHTS_FILE}: expected a model directory "
-            "with safetensors weights",
-            field=str(directory),
-        )
-    header = read_safetensors_header(path)
-    shapes = {name: [tensor.dtype, list(tensor.shape)] for name, tensor in sorted(header.items())}
-    return WeightIndex(
-        dict.fromkeys(header, WEIGHTS_FILE), json.dumps(shapes, separators=(",", ":")).encode()
-    )
-
-
-def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
-    """Read and check the header of a safetensors file, tensors by name.
-
-    Raises:
-        ConfigError: the header's length, a shape or an offset does not fit the file.
-
-    Source: safetensors, README, "Format".
-    """
-    try:
-        with path.open("rb") as file:
-            file_bytes = path.stat().st_size
-            prefix = file.read(8)
-            length = int.from_bytes(prefix, "little")
-            limit = min(_MAX_HEADER_BYTES, file_bytes - 8)
-            if len(prefix) < 8 or length > limit:
-                raise ConfigError(
-                    f"{path}: safetensors header of {length} bytes, expected at most "
-                    f"{max(limit, 0)} in a file of {file_bytes}",
-                    field=str(path),
-                )
-            raw = file.read(length)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}", field=str(path)) from error
-    value = _parse_object(raw, path)
-    value.pop("__metadata__", None)
-    data_start = 8 + length
-    return {
-        name: _stored_tensor(name, entry, data_start, file_bytes - data_start, path)
-        for name, entry in value.items()
-    }
-
-
-def model_digest(directory: Path) -> str:
-    """Give the SHA-256 in hex that every holder of a part of this model computes alike.
-
-    It covers ``config.json`` and the vocabulary (``tokenizer.json``, or the older files in its
-    place) byte for byte, and the weight index: the published index file byte for byte, or for
-    a lone weight file the names, dtypes and shapes of its header. The values of the weights
-    are not covered, so a node need not hold, or read, files of layers that it does not serve.
-
-    Raises:
-        ConfigError: a file is missing or malformed.
-    """
-    parts = {CONFIG_FILE: read_json(directory / CONFIG_FILE)[1]}
-    for names in _VOCABULARIES:
-        paths = [directory / name for name in names]
-        if all(path.is_file() for path in paths):
-            parts.update({path.name: path.read_bytes() for path in paths})
-            break
-    parts["weights"] = read_weight_index(directory).identity
-    digest = hashlib.sha256()
-    for name, content in parts.items():
-        digest.update(f"{name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
-
-
-def _parse_object(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON: {error}", field=str(path)) from error
     if not isinstance(value, dict):
         raise ConfigError(
-            f"{path}: {type(value).__name__}, expected a JSON object", field=str(path)
+            f"{path}: a JSON {type(value).__name__}, expected an object", field=str(path)
         )
     return value
 
 
-def _stored_tensor(
-    name: str, entry: object, data_start: int, data_bytes: int, path: Path
-) -> StoredTensor:
-    match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(end)]}:
-            item_bytes = _ITEM_BYTES.get(dtype)
-            sizes_ok = all(type(size) is int and size >= 0 for size in shape)
-            if (
-                item_bytes is not None
-                and sizes_ok
-                and 0 <= start <= end <= data_bytes
-                and end - start == prod(shape) * item_bytes
-            ):
-                return StoredTensor(dtype, tuple(shape), data_start + start, end - start)
-        case _:
-            pass
-    raise ConfigError(
-        f"{path}: tensor {name!r} is declared as {str(entry)[:200]}, which does not fit "
-        f"{data_bytes} bytes of data",
-        field=str(path),
-    )
+def _name(directory: Path) -> str:
+    path = directory / NOTE_FILE
+    if path.is_file():
+        name = read_json(path)[0].get("name")
+        if isinstance(name, str) and name:
+            return name
+    return directory.resolve().name
+
+
+def _dimension(path: Path, values: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    found = next((values[name] for name in names if name in values), None)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ConfigError(
+            f"{path}: {names[0]} is {found!r}, expected a positive integer", field=str(path)
+        )
+    return found

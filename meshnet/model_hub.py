@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshnet.errors import Code, ConfigError, MeshError
-from meshnet.model_dir import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILES
+from meshnet.model_dir import CONFIG_FILE, TOKENIZER_FILES, read_model_dir
 
-__all__ = ["HubModel", "fetch_files", "parse_source", "resolve_tokenizer"]
+__all__ = ["HubModel", "TokenizerFiles", "fetch_files", "parse_source", "resolve_tokenizer"]
 
 _PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB_NAME: Final = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}))?")
@@ -28,6 +28,19 @@ class HubModel:
 
     repo: str
     revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """A model as a gateway needs it.
+
+    Attributes:
+        directory: with ``config.json`` and the tokenizer's files.
+        name: the model's name in the mesh, as its nodes register it.
+    """
+
+    directory: Path
+    name: str
 
 
 def parse_source(source: str) -> Path | HubModel:
@@ -56,7 +69,7 @@ def fetch_files(
     names: Iterable[str],
     *,
     endpoint: str | None = None,
-    cache_dir: Path | None = None,
+    hub_cache: Path | None = None,
     progress: bool = False,
 ) -> Path:
     """Bring those of the named files that the model has into the hub's cache.
@@ -67,7 +80,7 @@ def fetch_files(
         model: to fetch from.
         names: of files in the repository, without wildcards.
         endpoint: the hub's address; None for the public one.
-        cache_dir: the hub cache; None for the one that all Hugging Face tools share.
+        hub_cache: where the cache is; None for the one that all Hugging Face tools share.
         progress: draw progress bars on stderr.
 
     Returns:
@@ -78,11 +91,11 @@ def fetch_files(
             UNAVAILABLE where it cannot be reached and the cache lacks a file.
     """
     from huggingface_hub import errors, snapshot_download  # slow to import
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
     label = model.repo if model.revision == "main" else f"{model.repo}@{model.revision}"
     wanted = sorted(set(names))
@@ -91,7 +104,7 @@ def fetch_files(
             model.repo,
             revision=model.revision,
             endpoint=endpoint,
-            cache_dir=cache_dir,
+            cache_dir=hub_cache,
             allow_patterns=wanted,
             tqdm_class=None if progress else Silent,
         )
@@ -133,15 +146,16 @@ def resolve_tokenizer(
     source: str,
     *,
     endpoint: str | None = None,
-    cache_dir: Path | None = None,
+    hub_cache: Path | None = None,
     progress: bool = False,
-) -> Path:
-    """Give a directory with the model's tokenizer, configuration and weight index.
+) -> TokenizerFiles:
+    """Make a model's tokenizer and configuration available; no weights are fetched.
 
-    No weights are fetched. See `fetch_files` for the arguments and errors.
+    `source` is a model directory or ``org/name[@revision]``; for the rest see `fetch_files`.
     """
     place = parse_source(source)
     if isinstance(place, Path):
-        return place
-    names = (CONFIG_FILE, INDEX_FILE, *TOKENIZER_FILES)
-    return fetch_files(place, names, endpoint=endpoint, cache_dir=cache_dir, progress=progress)
+        return TokenizerFiles(place, read_model_dir(place).name)
+    names = (CONFIG_FILE, *TOKENIZER_FILES)
+    directory = fetch_files(place, names, endpoint=endpoint, hub_cache=hub_cache, progress=progress)
+    return TokenizerFiles(directory, place.repo)

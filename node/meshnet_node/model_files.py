@@ -8,25 +8,22 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from meshnet.errors import ConfigError
-from meshnet.model_dir import (
-    CONFIG_FILE,
+from meshnet.model_dir import CONFIG_FILE, TOKENIZER_FILES, ModelDir, read_model_dir
+from meshnet.model_hub import HubModel, fetch_files, parse_source
+from meshnet.model_weights import (
     INDEX_FILE,
-    TOKENIZER_FILES,
     WEIGHTS_FILE,
     WeightIndex,
     model_digest,
-    read_json,
     read_safetensors_header,
     read_weight_index,
 )
-from meshnet.model_hub import HubModel, fetch_files, parse_source
 from meshnet.topology import LayerRange
-from meshnet_node.model_config import ModelConfig, read_model_config
 
 __all__ = ["ModelFiles", "resolve_model", "shard_files"]
 
@@ -68,6 +65,7 @@ def resolve_model(
     *,
     endpoint: str | None = None,
     cache_dir: Path | None = None,
+    hub_cache: Path | None = None,
     progress: bool = False,
 ) -> ModelFiles:
     """Make the files of a shard available and check them.
@@ -77,8 +75,8 @@ def resolve_model(
             files that the shard reads are fetched.
         layers: of the shard; None for all.
         endpoint: the hub's address; None for the public one.
-        cache_dir: where to keep downloads (``hub/``) and link directories (``views/``);
-            None for the cache shared by all Hugging Face tools and ``~/.cache/meshnet``.
+        cache_dir: of meshnet, for directories of links; None for ``~/.cache/meshnet``.
+        hub_cache: for downloads; None for the one that all Hugging Face tools share.
         progress: draw progress bars of downloads on stderr.
 
     Raises:
@@ -87,13 +85,11 @@ def resolve_model(
     """
     place = parse_source(source)
     if isinstance(place, HubModel):
-        hub_cache = None if cache_dir is None else cache_dir / "hub"
         directory = _download(place, layers, endpoint, hub_cache, progress=progress)
-        name = place.repo
+        shape = replace(read_model_dir(directory), name=place.repo)
     else:
         directory = place
-        name = _directory_name(directory)
-    shape = read_model_config(directory)
+        shape = read_model_dir(directory)
     index = read_weight_index(directory)
     digest = model_digest(directory)
     files = shard_files(index, _checked(layers, shape, directory), shape.num_layers)
@@ -102,7 +98,7 @@ def resolve_model(
         views = (cache_dir or Path.home() / ".cache" / "meshnet") / "views"
         directory = _view(directory, index, files, views)
     return ModelFiles(
-        directory, name, digest, shape.num_layers, shape.hidden_size, shape.vocab_size, files
+        directory, shape.name, digest, shape.num_layers, shape.hidden_size, shape.vocab_size, files
     )
 
 
@@ -135,7 +131,7 @@ def _download(
     model: HubModel,
     layers: LayerRange | None,
     endpoint: str | None,
-    cache_dir: Path | None,
+    hub_cache: Path | None,
     *,
     progress: bool,
 ) -> Path:
@@ -144,7 +140,7 @@ def _download(
             HubModel(model.repo, revision),
             names,
             endpoint=endpoint,
-            cache_dir=cache_dir,
+            hub_cache=hub_cache,
             progress=progress,
         )
 
@@ -153,14 +149,14 @@ def _download(
     commit = directory.name
     if not (directory / INDEX_FILE).exists():
         return fetch(commit, (WEIGHTS_FILE,))
-    shape = read_model_config(directory)
+    shape = read_model_dir(directory)
     files = shard_files(
         read_weight_index(directory), _checked(layers, shape, directory), shape.num_layers
     )
     return fetch(commit, files)
 
 
-def _checked(layers: LayerRange | None, shape: ModelConfig, directory: Path) -> LayerRange:
+def _checked(layers: LayerRange | None, shape: ModelDir, directory: Path) -> LayerRange:
     whole = LayerRange(0, shape.num_layers)
     if layers is None:
         return whole
@@ -169,16 +165,6 @@ def _checked(layers: LayerRange | None, shape: ModelConfig, directory: Path) -> 
             f"layers {layers}: expected a part of {whole}, which {directory} has", field="layers"
         )
     return layers
-
-
-def _directory_name(directory: Path) -> str:
-    """Take the name that an import noted, or else the directory's own."""
-    path = directory / "meshnet.json"
-    if path.is_file():
-        name = read_json(path)[0].get("name")
-        if isinstance(name, str) and name:
-            return name
-    return directory.resolve().name
 
 
 def _check_weights(directory: Path, index: WeightIndex, files: tuple[str, ...]) -> None:

@@ -98,7 +98,8 @@ def serve_hub(repo: str, directory: Path) -> Iterator[FakeHub]:
             if self.command == "GET":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def log_message(self, *args: object) -> None:
             """Keep the test's output clean."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,10 @@ import torch
 import transformers
 
 from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.model_dir import read_model_dir
 from meshnet.model_hub import resolve_tokenizer
 from meshnet.topology import LayerRange
 from meshnet_node.hf_load import load_shard
-from meshnet_node.model_config import read_model_config
 from meshnet_node.model_files import resolve_model
 from tests.node.fake_hub import FakeHub, serve_hub
 
@@ -51,6 +52,11 @@ def hub(model_dir: Path) -> Iterator[FakeHub]:
         yield server
 
 
+def caches(root: Path) -> dict[str, Path]:
+    """Keep what the test caches below `root`."""
+    return {"cache_dir": root, "hub_cache": root / "hub"}
+
+
 def files_of(model_dir: Path, *fragments: str) -> set[str]:
     """The weight files with a tensor whose name holds one of the fragments."""
     weight_map = resolve_index(model_dir)
@@ -60,8 +66,6 @@ def files_of(model_dir: Path, *fragments: str) -> set[str]:
 
 
 def resolve_index(model_dir: Path) -> dict[str, str]:
-    import json
-
     index = json.loads((model_dir / "model.safetensors.index.json").read_text())
     weight_map: dict[str, str] = index["weight_map"]
     return weight_map
@@ -78,7 +82,7 @@ def resolve_index(model_dir: Path) -> dict[str, str]:
 def test_only_needed_weight_files_are_fetched(
     hub: FakeHub, model_dir: Path, tmp_path: Path, layers: LayerRange, fragments: list[str]
 ) -> None:
-    files = resolve_model(REPO, layers, endpoint=hub.endpoint, cache_dir=tmp_path)
+    files = resolve_model(REPO, layers, endpoint=hub.endpoint, **caches(tmp_path))
 
     expected = files_of(model_dir, *fragments)
     assert expected < set(resolve_index(model_dir).values())
@@ -92,9 +96,9 @@ def test_only_needed_weight_files_are_fetched(
 def test_shards_load_from_what_was_fetched(hub: FakeHub, model_dir: Path, tmp_path: Path) -> None:
     whole = transformers.LlamaForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
     for layers in (LayerRange(0, 2), LayerRange(2, 4), LayerRange(4, 6)):
-        files = resolve_model(REPO, layers, endpoint=hub.endpoint, cache_dir=tmp_path / str(layers))
+        files = resolve_model(REPO, layers, endpoint=hub.endpoint, **caches(tmp_path / str(layers)))
         shard = load_shard(
-            files.directory, read_model_config(files.directory), layers, allow_unverified=True
+            files.directory, read_model_dir(files.directory), layers, allow_unverified=True
         )
         held = list(shard.decoder.layers)
         assert len(held) == len(layers)
@@ -106,7 +110,7 @@ def test_shards_load_from_what_was_fetched(hub: FakeHub, model_dir: Path, tmp_pa
 
 
 def test_hub_cache_is_left_as_the_hub_client_made_it(hub: FakeHub, tmp_path: Path) -> None:
-    files = resolve_model(REPO, LayerRange(2, 3), endpoint=hub.endpoint, cache_dir=tmp_path)
+    files = resolve_model(REPO, LayerRange(2, 3), endpoint=hub.endpoint, **caches(tmp_path))
 
     assert files.directory.parent == tmp_path / "views"
     snapshot = tmp_path / "hub" / "models--acme--tiny-llama" / "snapshots" / hub.commit
@@ -116,9 +120,9 @@ def test_hub_cache_is_left_as_the_hub_client_made_it(hub: FakeHub, tmp_path: Pat
 
 
 def test_second_time_nothing_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
-    first = resolve_model(REPO, LayerRange(0, 1), endpoint=hub.endpoint, cache_dir=tmp_path)
+    first = resolve_model(REPO, LayerRange(0, 1), endpoint=hub.endpoint, **caches(tmp_path))
     hub.log.clear()
-    second = resolve_model(REPO, LayerRange(0, 1), endpoint=hub.endpoint, cache_dir=tmp_path)
+    second = resolve_model(REPO, LayerRange(0, 1), endpoint=hub.endpoint, **caches(tmp_path))
 
     assert second == first
     assert hub.fetched() == set()
@@ -126,9 +130,9 @@ def test_second_time_nothing_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
 
 def test_cached_files_serve_without_a_connection(model_dir: Path, tmp_path: Path) -> None:
     with serve_hub(REPO, model_dir) as hub:
-        online = resolve_model(REPO, LayerRange(1, 3), endpoint=hub.endpoint, cache_dir=tmp_path)
+        online = resolve_model(REPO, LayerRange(1, 3), endpoint=hub.endpoint, **caches(tmp_path))
         endpoint = hub.endpoint
-    assert resolve_model(REPO, LayerRange(1, 3), endpoint=endpoint, cache_dir=tmp_path) == online
+    assert resolve_model(REPO, LayerRange(1, 3), endpoint=endpoint, **caches(tmp_path)) == online
 
 
 def test_unreachable_hub_is_one_line(tmp_path: Path) -> None:
@@ -136,7 +140,7 @@ def test_unreachable_hub_is_one_line(tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(MeshError) as caught:
-            resolve_model(REPO, None, endpoint=endpoint, cache_dir=tmp_path)
+            resolve_model(REPO, None, endpoint=endpoint, **caches(tmp_path))
     assert caught.value.code is Code.UNAVAILABLE
     assert endpoint in caught.value.message
     assert "\n" not in caught.value.message
@@ -148,19 +152,19 @@ def test_unreachable_hub_is_one_line(tmp_path: Path) -> None:
 )
 def test_unknown_names(hub: FakeHub, tmp_path: Path, source: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        resolve_model(source, None, endpoint=hub.endpoint, cache_dir=tmp_path)
+        resolve_model(source, None, endpoint=hub.endpoint, **caches(tmp_path))
 
 
 def test_revision_is_passed_on(hub: FakeHub, tmp_path: Path) -> None:
     source = f"{REPO}@{hub.commit}"
-    files = resolve_model(source, None, endpoint=hub.endpoint, cache_dir=tmp_path)
+    files = resolve_model(source, None, endpoint=hub.endpoint, **caches(tmp_path))
     assert files.name == REPO
     assert hub.fetched(".safetensors") == set(resolve_index(hub.directory).values())
 
 
 def test_layers_past_the_end_fetch_no_weights(hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="layers 4-9"):
-        resolve_model(REPO, LayerRange(4, 9), endpoint=hub.endpoint, cache_dir=tmp_path)
+        resolve_model(REPO, LayerRange(4, 9), endpoint=hub.endpoint, **caches(tmp_path))
     assert hub.fetched(".safetensors") == set()
 
 
@@ -177,7 +181,7 @@ def test_single_file_model_is_fetched_whole(tmp_path: Path) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(published)
     with serve_hub("acme/one-file", published) as hub:
         files = resolve_model(
-            "acme/one-file", LayerRange(0, 1), endpoint=hub.endpoint, cache_dir=tmp_path
+            "acme/one-file", LayerRange(0, 1), endpoint=hub.endpoint, **caches(tmp_path)
         )
     assert files.weight_files == ("model.safetensors",)
     assert hub.fetched(".safetensors") == {"model.safetensors"}
@@ -185,6 +189,6 @@ def test_single_file_model_is_fetched_whole(tmp_path: Path) -> None:
 
 
 def test_tokenizer_alone(hub: FakeHub, tmp_path: Path) -> None:
-    directory = resolve_tokenizer(REPO, endpoint=hub.endpoint, cache_dir=tmp_path)
-    assert (directory / "tokenizer.json").is_file()
+    files = resolve_tokenizer(REPO, endpoint=hub.endpoint, hub_cache=tmp_path)
+    assert (files.directory / "tokenizer.json").is_file()
     assert hub.fetched(".safetensors") == set()
