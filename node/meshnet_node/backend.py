@@ -24,7 +24,7 @@ class ShardSpec:
         layers: layers held, half-open.
         num_layers: layers of the whole model.
         hidden_size: width of the hidden states.
-        vocab_size: width of the logits; 0 where the head is not held.
+        vocab_size: size of the vocabulary; 0 where neither embedding nor head is held.
         holds_embedding: takes int32 token ids ``[1, seq]``.
         holds_head: gives logits.
         cache_bytes_per_token: KV cache of one token over the layers held; 0 where the

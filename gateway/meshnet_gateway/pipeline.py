@@ -1,0 +1,185 @@
+"""Drives one session through the nodes of a route: prompts in chunks, then step by step."""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from meshnet.plane.client import PlaneClient
+
+from meshnet.chunk import Answer
+from meshnet.dtypes import BFLOAT16, INT32
+from meshnet.errors import Code, MeshError
+from meshnet.timing import parse_timings
+from meshnet.topology import Route, SessionId
+from meshnet.wire import ChunkHeader, Phase, Want
+from meshnet_gateway.steps import StepOutput
+
+__all__ = ["PipelineSettings", "RoutePipeline", "join_answers", "split_tokens"]
+
+_log = logging.getLogger(__name__)
+
+_NO_ANSWER = Want("none")
+
+
+def split_tokens(tensor: npt.NDArray[Any], chunk_tokens: int) -> list[npt.NDArray[Any]]:
+    """Cut a tensor along its token axis (the second) into views of at most `chunk_tokens`."""
+    return [
+        tensor[:, start : start + chunk_tokens] for start in range(0, tensor.shape[1], chunk_tokens)
+    ]
+
+
+def join_answers(answers: Sequence[Answer]) -> npt.NDArray[Any]:
+    """Put the hidden states of a prompt's chunks together again, along the token axis.
+
+    Raises:
+        MeshError: a chunk was answered without a tensor, or out of order.
+    """
+    tensors = []
+    for index, answer in enumerate(answers):
+        if answer.tensor is None or answer.header.chunk_index != index:
+            raise MeshError(
+                Code.INTERNAL,
+                f"chunk {index} of {len(answers)} was answered as chunk"
+                f" {answer.header.chunk_index} of shape {answer.header.shape}",
+            )
+        tensors.append(answer.tensor)
+    return np.concatenate(tensors, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """How chunks are cut and how long they may take.
+
+    Attributes:
+        chunk_tokens: token positions per chunk of a prompt (MESHNET_CHUNK_TOKENS).
+        step_timeout_s: seconds for one chunk through the whole route.
+    """
+
+    chunk_tokens: int = 128
+    step_timeout_s: float = 300.0
+
+
+class RoutePipeline:
+    """One session on one route. Not for concurrent use: a session's steps follow one another.
+
+    Args:
+        client: the activation plane's.
+        route: hops that cover the model.
+        settings: see there.
+        max_tokens: tokens that the session will need in all, reserved at every hop with
+            the first chunk; None reserves as it goes.
+    """
+
+    def __init__(
+        self,
+        client: PlaneClient,
+        route: Route,
+        settings: PipelineSettings,
+        *,
+        max_tokens: int | None = None,
+    ) -> None:
+        if not route:
+            raise ValueError("a route needs at least one hop")
+        self.route = route
+        self.session = SessionId(str(uuid.uuid4()))
+        self.position = 0
+        self._client = client
+        self._settings = settings
+        self._max_tokens = max_tokens
+        self._begun = False
+        self._closed = False
+
+    async def step(self, token_ids: Sequence[int], want: Want) -> StepOutput:
+        """Feed the session's next tokens; gives what `want` asks of the last position.
+
+        Raises:
+            MeshError: of the node at fault.
+        """
+        ids = np.asarray(token_ids, dtype=np.int32)[None]
+        answer = (await self.forward(ids, want, others=_NO_ANSWER))[-1]
+        timings = tuple(parse_timings(answer.header.server_timing))
+        tensor = answer.tensor
+        if tensor is None or tensor.dtype != np.float32 or tensor.ndim != 3:
+            got = f"{answer.header.dtype} of shape {answer.header.shape}"
+            raise MeshError(Code.INTERNAL, f"{want} was answered with {got}; expected float32")
+        if want.kind == "logits":
+            return StepOutput(tensor[0, -1], None, None, None, timings)
+        pairs = tensor[0]
+        if pairs.shape[1] != 2 or not math.isfinite(float(pairs[-1, 1])):
+            raise MeshError(Code.INTERNAL, "the last node's candidates are not pairs with a sum")
+        return StepOutput(
+            None, pairs[:-1, 0].astype(np.int32), pairs[:-1, 1], float(pairs[-1, 1]), timings
+        )
+
+    async def forward(
+        self, tensor: npt.NDArray[Any], want: Want, *, others: Want | None = None
+    ) -> list[Answer]:
+        """Send a tensor of the session's next tokens, in chunks, in order.
+
+        Args:
+            tensor: int32 ``[1, seq]`` token ids or bfloat16 ``[1, seq, hidden]``.
+            want: of the last chunk.
+            others: of the chunks before it; `want` if not given.
+
+        Raises:
+            MeshError: of the node at fault; the chunks before it stay in the caches.
+        """
+        chunks = split_tokens(tensor, self._settings.chunk_tokens)
+        self._begun = True
+        if not chunks:
+            raise MeshError(Code.INVALID_ARGUMENT, "a step needs at least one token")
+        total = len(chunks)
+        phase = Phase.PREFILL if tensor.shape[1] > 1 else Phase.DECODE
+        answers = []
+        for index, chunk in enumerate(chunks):
+            last = index == total - 1
+            header = self._header(chunk, index, total, phase, want if last else others or want)
+            first = self.route[0]
+            answers.append(
+                await self._client.forward(
+                    first.address,
+                    first.node,
+                    header,
+                    chunk,
+                    timeout_s=self._settings.step_timeout_s,
+                )
+            )
+            self.position += chunk.shape[1]
+        return answers
+
+    async def close(self) -> None:
+        """Free the session's caches along the route; a silent node frees them by idle time."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._begun:
+            return
+        try:
+            await self._client.release(self.route[0].address, self.session)
+        except MeshError as error:
+            _log.warning("session %s: release failed: %s", self.session, error)
+
+    def _header(
+        self, chunk: npt.NDArray[Any], index: int, total: int, phase: Phase, want: Want
+    ) -> ChunkHeader:
+        return ChunkHeader(
+            shape=chunk.shape,
+            dtype=INT32 if chunk.dtype == np.int32 else BFLOAT16,
+            session=self.session,
+            chunk_index=index,
+            chunk_total=total,
+            position=self.position,
+            layers=self.route[0].layers,
+            phase=phase,
+            want=want,
+            accept_encoding=("zstd",) if phase is Phase.PREFILL else (),
+            route=self.route[1:],
+            max_tokens=self._max_tokens if self.position == 0 else None,
+        )

@@ -1,0 +1,61 @@
+"""``meshnet control``: the control plane as a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import typer
+
+from meshnet.cli.output import Json
+from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
+from meshnet.control.app import ControlServer, ControlSettings
+
+__all__ = ["control"]
+
+
+def control(
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT of the JSON face, /healthz and /metrics.")
+    ] = "127.0.0.1:7070",
+    grpc_listen: Annotated[
+        str, typer.Option(help="HOST:PORT of the gRPC face.")
+    ] = "127.0.0.1:7071",
+    lease_ttl: Annotated[
+        float, typer.Option(min=0.5, max=3600, help="Seconds that a node may be silent.")
+    ] = 10.0,
+    as_json: Json = False,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Run the control plane: nodes register here, gateways ask here for routes.
+
+    Example: meshnet control --listen 0.0.0.0:7070 --grpc-listen 0.0.0.0:7071
+    """
+    http_host, http_port = split_address(listen, "--listen", 7070)
+    grpc_host, grpc_port = split_address(grpc_listen, "--grpc-listen", 7071)
+    settings = ControlSettings(
+        http_host=http_host,
+        http_port=http_port,
+        grpc_host=grpc_host,
+        grpc_port=grpc_port,
+        lease_ttl_s=lease_ttl,
+    )
+
+    @asynccontextmanager
+    async def service() -> AsyncIterator[None]:
+        server = ControlServer(settings)
+        http, grpc = await server.start()
+        announce(
+            "listening",
+            f"control plane: JSON on http://{http}, gRPC on grpc://{grpc}",
+            as_json=as_json,
+            http=f"http://{http}",
+            grpc=f"grpc://{grpc}",
+        )
+        try:
+            yield
+        finally:
+            await server.close()
+
+    serve(service, exit_with_parent=exit_with_parent)

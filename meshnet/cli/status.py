@@ -1,0 +1,58 @@
+"""``meshnet status``: the health of the control plane and the coverage of models."""
+
+from __future__ import annotations
+
+import typer
+from rich.table import Table
+
+from meshnet.cli.mesh import ControlUrl, ask, layers_text, to_json
+from meshnet.cli.output import Json, console, print_json
+from meshnet.control.client import ControlClient
+from meshnet.v1 import route_service_pb2 as routes_pb2
+
+__all__ = ["status"]
+
+
+def status(control: ControlUrl = None, as_json: Json = False) -> None:
+    """Show whether the mesh can serve: nodes by state, models and their uncovered layers.
+
+    Exit code 1 if a model has uncovered layers or the control plane does not serve.
+    """
+    found, models = ask(control, _ask_both)
+    if as_json:
+        print_json({"status": to_json(found), "models": [to_json(model) for model in models]})
+    else:
+        _show(found, models)
+    if not found.serving or found.uncovered_models:
+        raise typer.Exit(1)
+
+
+async def _ask_both(
+    client: ControlClient,
+) -> tuple[routes_pb2.GetStatusResponse, list[routes_pb2.Model]]:
+    return await client.get_status(), await client.list_models()
+
+
+def _show(found: routes_pb2.GetStatusResponse, models: list[routes_pb2.Model]) -> None:
+    counts = ", ".join(
+        f"{count} {state.removeprefix('NODE_STATE_').lower()}"
+        for state, count in sorted(found.node_counts.items())
+    )
+    serving = "serving" if found.serving else "not serving"
+    console.print(
+        f"control plane {found.software_version}: {serving}; nodes: {counts or 'none'}",
+        highlight=False,
+    )
+    if not models:
+        return
+    table = Table("model", "layers", "replicas (least)", "uncovered", box=None)
+    for model in models:
+        uncovered = ", ".join(layers_text(layers) for layers in model.uncovered)
+        replicas = min(model.ready_replicas, default=0)
+        table.add_row(
+            model.name.removeprefix("models/"),
+            str(model.layer_count),
+            str(replicas),
+            uncovered or "none",
+        )
+    console.print(table)

@@ -1,0 +1,82 @@
+"""The only reader of the environment: settings for every process, frozen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshnet.compression import CompressionPolicies
+from meshnet.errors import ConfigError
+
+__all__ = ["Config", "child_environment", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What the environment says; flags of the command line come before it.
+
+    Attributes:
+        chunk_tokens: MESHNET_CHUNK_TOKENS, token positions of a prompt per chunk.
+        control_url: MESHNET_CONTROL, where the control plane is.
+        gateway_url: MESHNET_GATEWAY, where clients find the OpenAI endpoint.
+        cache_dir: MESHNET_CACHE_DIR, else ``meshnet`` in the user's cache directory.
+        hub_endpoint: HF_ENDPOINT, None for the hub's own address.
+        log_level: MESHNET_LOG, a level of `logging` in lower case.
+        compression: MESHNET_COMPRESSION_<ROUTE>_<PHASE>_<NAME>.
+    """
+
+    chunk_tokens: int
+    control_url: str
+    gateway_url: str
+    cache_dir: Path
+    hub_endpoint: str | None
+    log_level: str
+    compression: CompressionPolicies
+
+
+def load(environ: Mapping[str, str] | None = None) -> Config:
+    """Read the settings.
+
+    Raises:
+        ConfigError: naming the variable, its value and what was expected.
+    """
+    env = os.environ if environ is None else environ
+    log_level = env.get("MESHNET_LOG", "warning").lower()
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(
+            f"MESHNET_LOG: {log_level!r}; expected debug, info, warning or error",
+            field="MESHNET_LOG",
+        )
+    return Config(
+        chunk_tokens=_positive(env, "MESHNET_CHUNK_TOKENS", 128),
+        control_url=env.get("MESHNET_CONTROL", "grpc://127.0.0.1:7071"),
+        gateway_url=env.get("MESHNET_GATEWAY", "http://127.0.0.1:8080"),
+        cache_dir=_cache_dir(env),
+        hub_endpoint=env.get("HF_ENDPOINT") or None,
+        log_level=log_level,
+        compression=CompressionPolicies(overrides=env),
+    )
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """Give this process's environment with `variables` set, for a process to start."""
+    return {**os.environ, **variables}
+
+
+def _positive(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
+        raise ConfigError(f"{name}: {text!r}; expected a whole number of at least 1", field=name)
+    return int(text)
+
+
+def _cache_dir(env: Mapping[str, str]) -> Path:
+    if own := env.get("MESHNET_CACHE_DIR"):
+        return Path(own)
+    if xdg := env.get("XDG_CACHE_HOME"):
+        return Path(xdg) / "meshnet"
+    return Path(env.get("HOME") or "~").expanduser() / ".cache" / "meshnet"

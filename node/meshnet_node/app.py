@@ -1,0 +1,220 @@
+"""Composition root of a node: the plane's server, the stage behind it, its place in the mesh."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+from meshnet.compression import CompressionPolicies
+from meshnet.plane.client import PlaneClient
+from meshnet.plane.server import PlaneServer
+
+from meshnet.chunk import Answer, Chunk
+from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.topology import NodeId, SessionId
+from meshnet.wire import Want
+from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.metrics import render_metrics
+from meshnet_node.session import SessionLimits, SessionTable
+from meshnet_node.stage import Stage
+
+__all__ = ["Node", "NodeSettings"]
+
+_log = logging.getLogger(__name__)
+
+_HEALTH_AGE_S = 10.0
+_HOUSEKEEPING_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """How a node runs.
+
+    Attributes:
+        node: its id.
+        host: address to listen on.
+        port: port to listen on; 0 lets the system choose.
+        hop_timeout_s: seconds that the hop after may take for a chunk.
+        grace_s: seconds that requests in flight get when the node closes.
+        sessions: limits of the session table.
+    """
+
+    node: NodeId
+    host: str = "127.0.0.1"
+    port: int = 7080
+    hop_timeout_s: float = 120.0
+    grace_s: float = 10.0
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+
+
+class Node:
+    """Serves one shard: `listen`, then `load`, until `close`.
+
+    Listening comes first, so that a taken port is known before anything is loaded or
+    registered; until the backend is loaded, chunks are answered 503.
+
+    Args:
+        settings: see there.
+        open_backend: loads the shard; called once, on the thread that computes.
+        policies: when bodies are compressed.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        open_backend: Callable[[], ShardBackend],
+        policies: CompressionPolicies,
+    ) -> None:
+        self.settings = settings
+        self.stage: Stage | None = None
+        self._open_backend = open_backend
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shard")
+        self._client = PlaneClient(policies=policies)
+        self._server = PlaneServer(self, policies=policies)
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._checked_at = -_HEALTH_AGE_S
+        self._checked_chunks = 0
+
+    async def listen(self) -> str:
+        """Take the port; gives the bound address as ``host:port``.
+
+        Raises:
+            ConfigError: the address cannot be listened on, naming it.
+        """
+        host, port = self.settings.host, self.settings.port
+        try:
+            bound_host, bound_port = await self._server.start(host, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {reason}", field="--listen"
+            ) from None
+        return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
+
+    async def load(self) -> ShardSpec:
+        """Load the shard and run one forward through it; gives what it holds.
+
+        Raises:
+            MeshError: the shard cannot be loaded, or its forward fails.
+        """
+        loop = asyncio.get_running_loop()
+        backend = await loop.run_in_executor(self._executor, self._open_backend)
+        sessions = SessionTable(backend.open_cache, self.settings.sessions, time.monotonic)
+        stage = Stage(
+            self.settings.node,
+            backend,
+            sessions,
+            self._client,
+            self._executor,
+            hop_timeout_s=self.settings.hop_timeout_s,
+        )
+        await self._run_probe(stage)
+        self.stage = stage
+        self._housekeeping = asyncio.create_task(self._keep_house(stage))
+        return backend.spec
+
+    async def close(self) -> None:
+        """Stop accepting, let requests in flight end within the grace, free everything."""
+        await self._server.close(self.settings.grace_s)
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._housekeeping
+        await self._client.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def healthy(self) -> bool:
+        """Tell whether a forward ran through the shard lately; runs one if none did."""
+        stage = self.stage
+        if stage is None:
+            return False
+        now = time.monotonic()
+        if stage.num_chunks > self._checked_chunks or now - self._checked_at < _HEALTH_AGE_S:
+            self._checked_chunks = stage.num_chunks
+            return True
+        try:
+            await self._run_probe(stage)
+        except MeshError as error:
+            _log.error("the shard's probe failed: %s", error)
+            return False
+        return True
+
+    async def forward(self, chunk: Chunk) -> Answer:
+        """Run one chunk: `PlaneHandler`."""
+        if self.stage is None:
+            raise MeshError(
+                Code.UNAVAILABLE,
+                f"node {self.settings.node} is loading its shard",
+                reason="LOADING",
+                retry_after_s=2.0,
+            )
+        return await self.stage.forward(chunk)
+
+    async def release(self, session: SessionId) -> None:
+        """Free a session: `PlaneHandler`."""
+        if self.stage is not None:
+            await self.stage.release(session)
+
+    async def get(self, path: str) -> tuple[int, str, bytes] | None:
+        """Serve /healthz and /metrics: `PlaneHandler`."""
+        if path == "/healthz":
+            healthy = await self.healthy()
+            body = json.dumps(self._describe(healthy)).encode()
+            return (200 if healthy else 503), "application/json", body
+        if path == "/metrics" and self.stage is not None:
+            return 200, "text/plain; version=0.0.4; charset=utf-8", render_metrics(self.stage)
+        return None
+
+    def _describe(self, healthy: bool) -> dict[str, object]:
+        stage = self.stage
+        if stage is None:
+            return {"status": "loading", "node": self.settings.node}
+        spec = stage.backend.spec
+        draining = stage.sessions.draining
+        return {
+            "status": "failing" if not healthy else "draining" if draining else "ready",
+            "node": self.settings.node,
+            "model": spec.model,
+            "layers": str(spec.layers),
+            "sessions": len(stage.sessions),
+            "queue_depth": stage.queue_depth,
+        }
+
+    async def _run_probe(self, stage: Stage) -> None:
+        """Run one token through the shard on a cache of its own."""
+        await asyncio.get_running_loop().run_in_executor(self._executor, _probe, stage.backend)
+        self._checked_at = time.monotonic()
+
+    async def _keep_house(self, stage: Stage) -> None:
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            await stage.release_idle()
+
+
+def _probe(backend: ShardBackend) -> None:
+    """Run one token; any failure of the backend, whatever its kind, is a failed probe."""
+    spec = backend.spec
+    tensor = (
+        np.zeros((1, 1), dtype=np.int32)
+        if spec.holds_embedding
+        else np.ones((1, 1, spec.hidden_size), dtype=ml_dtypes.bfloat16)
+    )
+    want = Want("logits") if spec.holds_head else Want("hidden")
+    try:
+        output = backend.forward(backend.open_cache(), tensor, layers=spec.layers, want=want)
+    except MeshError:
+        raise
+    except Exception as error:
+        raise MeshError(Code.INTERNAL, f"the shard's first forward failed: {error}") from error
+    if output is None or not np.isfinite(output.astype(np.float32)).all():
+        raise MeshError(
+            Code.DATA_LOSS, "the shard's first forward gave numbers that are not finite"
+        )

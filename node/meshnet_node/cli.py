@@ -1,0 +1,233 @@
+"""``meshnet node``: serve a shard of a model from this machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+import typer
+
+from meshnet import config
+from meshnet.cli.output import Json, errors
+from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
+from meshnet.errors import ConfigError
+from meshnet.topology import LayerRange, NodeId, parse_layers, parse_node_id
+from meshnet_node.app import Node, NodeSettings
+from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.heartbeat import Heartbeat, Registration
+from meshnet_node.model_files import resolve_model
+from meshnet_node.session import SessionLimits
+from meshnet_node.stub import StubBackend
+
+__all__ = ["node"]
+
+_T = TypeVar("_T")
+
+
+class BackendName(StrEnum):
+    """What computes the shard."""
+
+    TRANSFORMERS = "transformers"
+    STUB = "stub"
+
+
+class DtypeName(StrEnum):
+    """What the shard computes in; the wire is bfloat16 in any case."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+def node(
+    layers: Annotated[str, typer.Option(help="Layers to serve, half-open: START:END, as 0:10.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model directory, or a hub name ORG/NAME[@REVISION]."),
+    ] = None,
+    backend: Annotated[BackendName, typer.Option(help="What computes.")] = BackendName.TRANSFORMERS,
+    control: Annotated[
+        str | None,
+        typer.Option(help="Control plane to register at; without one, the node runs alone."),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="HOST:PORT of the activation plane.")] = (
+        "127.0.0.1:7080"
+    ),
+    advertise: Annotated[
+        str | None, typer.Option(help="HOST:PORT that other nodes reach this one at.")
+    ] = None,
+    node_id: Annotated[
+        str | None, typer.Option("--id", help="Id of the node; else from host name and port.")
+    ] = None,
+    region: Annotated[str, typer.Option(help="Region, as eu-central.")] = "",
+    dtype: Annotated[DtypeName, typer.Option(help="What to compute in.")] = DtypeName.AUTO,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads to compute with; else torch's choice.")
+    ] = None,
+    cache_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of KV cache over all sessions.")
+    ] = SessionLimits().cache_tokens,
+    idle_ttl: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which an idle session is forgotten.")
+    ] = SessionLimits().idle_ttl_s,
+    hidden_size: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of the stub backend.")] = 8,
+    allow_unverified: Annotated[
+        bool,
+        typer.Option(help="Serve an architecture that is not known to run exactly in shards."),
+    ] = False,
+    as_json: Json = False,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Serve layers of a model: load only these, answer POST /forward, send on along the route.
+
+    Examples:
+      meshnet node --model ./smollm2 --layers 0:10 --control grpc://127.0.0.1:7071
+
+      meshnet node --backend stub --hidden-size 8 --layers 0:1
+    """
+    settings = config.load()
+    shard_layers = _parse(parse_layers, layers, "--layers")
+    host, port = split_address(listen, "--listen", 7080)
+    identity = _parse(parse_node_id, node_id, "--id") if node_id else _default_id(port)
+    if backend is BackendName.STUB:
+        stub = StubBackend(shard_layers, hidden_size=hidden_size)
+        spec, open_backend = stub.spec, lambda: stub
+    else:
+        spec, open_backend = _transformers(
+            settings, model, shard_layers, dtype, threads, allow_unverified=allow_unverified
+        )
+    node_settings = NodeSettings(
+        node=identity,
+        host=host,
+        port=port,
+        sessions=SessionLimits(cache_tokens=cache_tokens, idle_ttl_s=idle_ttl),
+    )
+
+    @asynccontextmanager
+    async def service() -> AsyncIterator[None]:
+        served = Node(node_settings, open_backend, settings.compression)
+        try:
+            address = await served.listen()
+            announce(
+                "listening",
+                f"node {identity}: listening on {address}",
+                as_json=as_json,
+                address=address,
+            )
+            heartbeat: Heartbeat | None = None
+            if control is not None:
+                public = advertise or _public_address(address, control)
+                registration = Registration(identity, spec, public, region)
+                heartbeat = Heartbeat(control, registration, served)
+                await heartbeat.start()
+            try:
+                await served.load()
+                if heartbeat is not None:
+                    await heartbeat.beat()
+                announce(
+                    "ready",
+                    f"node {identity}: serving layers {spec.layers} of {spec.model}",
+                    as_json=as_json,
+                    node=identity,
+                    address=address,
+                    layers=str(spec.layers),
+                    model=spec.model,
+                )
+                yield
+            finally:
+                if heartbeat is not None:
+                    await heartbeat.close()
+        finally:
+            await served.close()
+
+    serve(service, exit_with_parent=exit_with_parent)
+
+
+def _transformers(
+    settings: config.Config,
+    model: str | None,
+    layers: LayerRange,
+    dtype: DtypeName,
+    threads: int | None,
+    *,
+    allow_unverified: bool,
+) -> tuple[ShardSpec, Callable[[], ShardBackend]]:
+    """Find the model's files; gives what the shard will hold, and how to load it."""
+    if model is None:
+        raise ConfigError(
+            "--model is missing; expected a model directory or a hub name", field="--model"
+        )
+    files = resolve_model(
+        model,
+        layers,
+        endpoint=settings.hub_endpoint,
+        cache_dir=settings.cache_dir,
+        progress=errors.is_terminal,
+    )
+    spec = ShardSpec(
+        model=files.name,
+        digest=files.digest,
+        layers=layers,
+        num_layers=files.num_layers,
+        hidden_size=files.hidden_size,
+        vocab_size=files.vocab_size,
+        holds_embedding=layers.start == 0,
+        holds_head=layers.end == files.num_layers,
+        cache_bytes_per_token=0,
+    )
+
+    def open_backend() -> ShardBackend:
+        from meshnet_node.hf import TransformersShard
+
+        return TransformersShard(
+            files.directory,
+            layers,
+            model=files.name,
+            digest=files.digest,
+            dtype=dtype.value,
+            threads=threads,
+            allow_unverified=allow_unverified,
+        )
+
+    return spec, open_backend
+
+
+def _parse(parse: Callable[[str], _T], text: str, flag: str) -> _T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}", field=flag) from None
+
+
+def _default_id(port: int) -> NodeId:
+    """Make an id of host name and port, so that several nodes of a machine differ."""
+    host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-")
+    return NodeId(f"node-{host}-{port}"[:63])
+
+
+def _public_address(address: str, control: str) -> str:
+    """Give the address to register: the one listened on, or where that is any, one that routes.
+
+    Raises:
+        ConfigError: none can be found; ``--advertise`` gives it.
+    """
+    host, _, port = address.rpartition(":")
+    if host not in ("0.0.0.0", "[::]"):  # noqa: S104 - compared, not bound
+        return address
+    target = control.rpartition("//")[2]
+    target_host, target_port = split_address(target, "--control", 7071)
+    try:
+        found = socket.getaddrinfo(target_host, target_port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])  # sends nothing: the system only chooses the way
+            own = probe.getsockname()[0]
+    except OSError as error:
+        raise ConfigError(
+            f"--advertise is needed: no own address found toward {target}: {error}",
+            field="--advertise",
+        ) from None
+    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"

@@ -1,0 +1,163 @@
+"""A node's place in the mesh: registers, keeps its lease, hears what the control plane wants."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from meshnet.control.client import ControlClient
+
+from meshnet import __version__
+from meshnet.errors import LeaseExpiredError, MeshError
+from meshnet.topology import NodeId
+from meshnet.v1 import node_service_pb2 as nodes_pb2
+from meshnet.v1 import types_pb2
+from meshnet.wire import WIRE_VERSION
+from meshnet_node.app import Node
+from meshnet_node.backend import ShardSpec
+
+__all__ = ["Heartbeat", "Registration"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_FIRST_TRY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a node says of itself.
+
+    Attributes:
+        node: its id.
+        spec: what it serves.
+        address: ``host:port`` that other nodes reach its activation plane at.
+        region: chosen by the operator; empty for none.
+    """
+
+    node: NodeId
+    spec: ShardSpec
+    address: str
+    region: str
+
+
+class Heartbeat:
+    """Keeps a node registered for as long as it runs.
+
+    A control plane that is away, was restarted, or let the lease end does not stop the
+    node: it serves on, and registers again.
+
+    Args:
+        control_url: where the control plane is.
+        registration: what to register.
+        node: asked for its health and load, told to drain.
+    """
+
+    def __init__(self, control_url: str, registration: Registration, node: Node) -> None:
+        self._client = ControlClient(control_url)
+        self._registration = registration
+        self._node = node
+        self._incarnation = time.time_ns()
+        self._lease_id = ""
+        self._interval_s = _RETRY_S
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Register, and begin to beat.
+
+        Raises:
+            MeshError: the control plane refused the node, or was not reached at all.
+        """
+        await self._register()
+        self._task = asyncio.create_task(self._run())
+
+    async def beat(self) -> None:
+        """Renew the lease now, with the node's health and load; registers again if it ended.
+
+        Raises:
+            MeshError: the control plane was not reached, or refused.
+        """
+        request = nodes_pb2.HeartbeatRequest(
+            name=f"nodes/{self._registration.node}",
+            lease_id=self._lease_id,
+            incarnation=self._incarnation,
+            ready=await self._node.healthy(),
+            load=self._load(),
+        )
+        try:
+            answer = await self._client.heartbeat(request)
+        except LeaseExpiredError:
+            _log.warning("node %s: the lease ended; registering again", self._registration.node)
+            await self._register()
+            request.lease_id = self._lease_id
+            answer = await self._client.heartbeat(request)
+        self._obey(answer.desired_state)
+
+    async def close(self) -> None:
+        """Stop beating and leave the mesh; a control plane that is away sees the lease end."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        try:
+            await self._client.deregister(f"nodes/{self._registration.node}", allow_missing=True)
+        except MeshError as error:
+            _log.warning("node %s: deregistering failed: %s", self._registration.node, error)
+        await self._client.close()
+
+    async def _run(self) -> None:
+        delay_s = self._interval_s
+        while True:
+            await asyncio.sleep(delay_s)
+            try:
+                await self.beat()
+                delay_s = self._interval_s
+            except MeshError as error:
+                _log.warning("node %s: heartbeat failed: %s", self._registration.node, error)
+                delay_s = min(self._interval_s, _RETRY_S)
+
+    async def _register(self) -> None:
+        registration = self._registration
+        spec = registration.spec
+        request = nodes_pb2.RegisterNodeRequest(node_id=registration.node)
+        request.node.incarnation = self._incarnation
+        request.node.software_version = __version__
+        request.node.location.region = registration.region
+        shard = request.node.shards.add(
+            model=f"models/{spec.model}",
+            model_digest=spec.digest,
+            embedding=spec.holds_embedding,
+            lm_head=spec.holds_head,
+        )
+        shard.layers.start, shard.layers.end = spec.layers.start, spec.layers.end
+        request.node.endpoints.add(
+            uri=f"http://{registration.address}/forward", route_class=types_pb2.ROUTE_CLASS_LAN
+        )
+        request.node.wire.versions.append(WIRE_VERSION)
+        answer = await self._client.register(request)
+        self._lease_id = answer.lease.lease_id
+        self._interval_s = answer.lease.heartbeat_interval.ToTimedelta().total_seconds()
+
+    def _load(self) -> types_pb2.LoadStats:
+        stage = self._node.stage
+        load = types_pb2.LoadStats()
+        load.observe_time.GetCurrentTime()
+        if stage is not None:
+            load.queue_depth = stage.queue_depth
+            load.active_sequences = len(stage.sessions)
+            load.kv_cache_capacity_tokens = stage.sessions.capacity_tokens
+            load.kv_cache_used_tokens = stage.sessions.reserved_tokens
+        return load
+
+    def _obey(self, desired: nodes_pb2.NodeState) -> None:
+        """Drain, or take sessions again, as the control plane says."""
+        stage = self._node.stage
+        if stage is None:
+            return
+        draining = desired in (nodes_pb2.NODE_STATE_DRAINING, nodes_pb2.NODE_STATE_DRAINED)
+        if draining != stage.sessions.draining:
+            _log.info("node %s: %s", self._registration.node, "drains" if draining else "serves")
+            stage.sessions.draining = draining

@@ -1,0 +1,47 @@
+"""A node's figures as Prometheus text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from meshnet_node.stage import Stage
+
+__all__ = ["render_metrics"]
+
+
+class _StageCollector(Collector):
+    """Reads a stage's counters when asked, so that the hot path only adds integers."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def collect(self) -> Iterator[Metric]:
+        """Give every figure."""
+        stage = self._stage
+        sessions = stage.sessions
+        yield CounterMetricFamily("meshnet_chunks", "Chunks computed.", stage.num_chunks)
+        yield CounterMetricFamily("meshnet_tokens", "Token positions computed.", stage.num_tokens)
+        yield CounterMetricFamily(
+            "meshnet_compute_seconds", "Time spent in the backend.", stage.compute_s
+        )
+        yield GaugeMetricFamily(
+            "meshnet_queue_depth", "Chunks waiting or computing.", stage.queue_depth
+        )
+        yield GaugeMetricFamily("meshnet_sessions", "Sessions that hold a cache.", len(sessions))
+        yield GaugeMetricFamily(
+            "meshnet_cache_tokens_reserved", "Cache tokens taken.", sessions.reserved_tokens
+        )
+        yield GaugeMetricFamily(
+            "meshnet_cache_tokens_capacity", "Cache tokens in all.", sessions.capacity_tokens
+        )
+
+
+def render_metrics(stage: Stage) -> bytes:
+    """Write the stage's figures in the text format, version 0.0.4."""
+    registry = CollectorRegistry()
+    registry.register(_StageCollector(stage))
+    return generate_latest(registry)

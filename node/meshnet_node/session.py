@@ -1,0 +1,228 @@
+"""The KV caches of a node: who holds how much, in what order chunks come, and what ends.
+
+Runs on the event loop alone; nothing here blocks or computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from meshnet.errors import CacheFullError, Code, MeshError, PositionError, UnknownSessionError
+from meshnet.topology import Hop, SessionId
+from meshnet.wire import ChunkHeader
+from meshnet_node.backend import Cache
+
+__all__ = ["Session", "SessionLimits", "SessionTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What a node holds at most.
+
+    Attributes:
+        cache_tokens: tokens of KV cache over all sessions, reserved or used.
+        max_sessions: sessions held at once.
+        idle_ttl_s: seconds without a chunk after which a session is forgotten.
+        reorder_wait_s: seconds that an early chunk waits for the one before it.
+    """
+
+    cache_tokens: int = 1 << 20
+    max_sessions: int = 4096
+    idle_ttl_s: float = 600.0
+    reorder_wait_s: float = 5.0
+
+
+class Session:
+    """One generation's state in this shard.
+
+    Attributes:
+        cache: the backend's.
+        reserved_tokens: what the budget counts for it.
+        last_used: of the table's clock.
+        next_hop: where its chunks went on, for the release along the route.
+    """
+
+    def __init__(self, session_id: SessionId, cache: Cache, now: float) -> None:
+        self.id = session_id
+        self.cache = cache
+        self.reserved_tokens = 0
+        self.last_used = now
+        self.next_hop: Hop | None = None
+        self.busy = False
+        self.closed = False
+        self.changed = asyncio.Condition()
+
+
+class SessionTable:
+    """Sessions by id, under one budget of cache tokens.
+
+    A chunk takes its turn when no other chunk of its session computes and its position is
+    not past the cache's end. Reserved is what ``X-Meshnet-Max-Tokens`` asked, or what is
+    used where that is more.
+    """
+
+    def __init__(
+        self,
+        open_cache: Callable[[], Cache],
+        limits: SessionLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self._open_cache = open_cache
+        self._limits = limits
+        self._clock = clock
+        self._sessions: dict[SessionId, Session] = {}
+        self._opened = asyncio.Condition()
+        self._reserved_tokens = 0
+        self.draining = False
+
+    def __len__(self) -> int:
+        """Give the number of sessions held."""
+        return len(self._sessions)
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Tokens that the budget counts as taken."""
+        return self._reserved_tokens
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of the whole budget."""
+        return self._limits.cache_tokens
+
+    @asynccontextmanager
+    async def turn(self, header: ChunkHeader) -> AsyncIterator[tuple[Session, int]]:
+        """Wait for a chunk's turn; gives its session and the position to compute at.
+
+        The position is at most the cache's length; below it, the caller truncates first.
+
+        Raises:
+            UnknownSessionError: a position above 0 of a session not held here.
+            PositionError: a gap that the chunk before did not fill in time.
+            CacheFullError: no cache tokens or no session place are left.
+            MeshError: UNAVAILABLE while draining, for a new session; ABORTED when the
+                session is released meanwhile.
+        """
+        session = await self._find(header)
+        position = await self._await_position(session, header)
+        try:
+            self._reserve(session, max(header.max_tokens or 0, position + header.num_tokens))
+            yield session, position
+        finally:
+            session.last_used = self._clock()
+            session.busy = False
+            async with session.changed:
+                session.changed.notify_all()
+
+    async def release(self, session_id: SessionId) -> Session | None:
+        """Forget a session, give back its cache, end its waiting chunks; None if not held."""
+        session = self._forget(session_id)
+        if session is not None:
+            async with session.changed:
+                session.changed.notify_all()
+        return session
+
+    def idle(self) -> list[SessionId]:
+        """List the sessions that no chunk has used for the idle time."""
+        oldest = self._clock() - self._limits.idle_ttl_s
+        return [s.id for s in self._sessions.values() if not s.busy and s.last_used < oldest]
+
+    def _forget(self, session_id: SessionId) -> Session | None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.closed = True
+            self._reserved_tokens -= session.reserved_tokens
+            session.reserved_tokens = 0
+        return session
+
+    async def _find(self, header: ChunkHeader) -> Session:
+        """Give the chunk's session, opening it for a first chunk."""
+        session = self._sessions.get(header.session)
+        if session is None and header.position and header.chunk_index > 0:
+            session = await self._await_opened(header.session)
+        if session is not None:
+            return session
+        if header.position:
+            raise UnknownSessionError(
+                f"session {header.session} is not held here, so position {header.position}"
+                " cannot continue it; expected position 0"
+            )
+        if self.draining:
+            raise MeshError(
+                Code.UNAVAILABLE,
+                "this node is draining and takes no new sessions",
+                reason="DRAINING",
+                retry_after_s=5.0,
+            )
+        if len(self._sessions) >= self._limits.max_sessions:
+            raise CacheFullError(f"{len(self._sessions)} sessions are held, the most allowed here")
+        return await self._open(header)
+
+    async def _open(self, header: ChunkHeader) -> Session:
+        session = Session(header.session, self._open_cache(), self._clock())
+        self._sessions[header.session] = session
+        try:
+            self._reserve(session, max(header.max_tokens or 0, header.num_tokens))
+        except CacheFullError:
+            self._forget(header.session)
+            raise
+        async with self._opened:
+            self._opened.notify_all()
+        return session
+
+    async def _await_opened(self, session_id: SessionId) -> Session | None:
+        """Wait for the first chunk of a prompt whose later chunk came here before it."""
+        try:
+            async with asyncio.timeout(self._limits.reorder_wait_s), self._opened:
+                await self._opened.wait_for(lambda: session_id in self._sessions)
+        except TimeoutError:
+            return None
+        return self._sessions.get(session_id)
+
+    async def _await_position(self, session: Session, header: ChunkHeader) -> int:
+        """Take the session's turn once the chunk's position is not past the cache's end."""
+
+        def ready() -> bool:
+            reached = header.position is None or header.position <= session.cache.length
+            return session.closed or (not session.busy and reached)
+
+        try:
+            # A chunk that computes is bounded by its own hop's timeout, so that only the
+            # wait for a predecessor that never comes needs a bound here.
+            async with asyncio.timeout(None) as bound, session.changed:
+                while not ready():
+                    waiting = session.busy
+                    bound.reschedule(
+                        None
+                        if waiting
+                        else asyncio.get_running_loop().time() + self._limits.reorder_wait_s
+                    )
+                    await session.changed.wait()
+        except TimeoutError:
+            raise PositionError(
+                f"X-Meshnet-Position: {header.position} is past the end of session"
+                f" {session.id}; expected at most {session.cache.length}",
+                expected=session.cache.length,
+            ) from None
+        if session.closed:
+            raise MeshError(
+                Code.ABORTED, f"session {session.id} was released", reason="SESSION_RELEASED"
+            )
+        session.busy = True
+        return session.cache.length if header.position is None else header.position
+
+    def _reserve(self, session: Session, tokens: int) -> None:
+        """Raise a session's share of the budget to `tokens`."""
+        more = tokens - session.reserved_tokens
+        if more <= 0 or session.closed:
+            return
+        free = self._limits.cache_tokens - self._reserved_tokens
+        if more > free:
+            raise CacheFullError(
+                f"session {session.id} needs {more} more tokens of KV cache and {free} of"
+                f" {self._limits.cache_tokens} are free"
+            )
+        session.reserved_tokens = tokens
+        self._reserved_tokens += more

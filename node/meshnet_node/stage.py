@@ -1,0 +1,236 @@
+"""One chunk in, one answer out: a shard's place in a pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any
+
+import numpy.typing as npt
+from meshnet.plane.client import PlaneClient
+
+from meshnet.chunk import Answer, Chunk
+from meshnet.dtypes import BFLOAT16, FLOAT32, INT32
+from meshnet.errors import MeshError, NextHopError, WireError
+from meshnet.timing import HopTiming, format_timing
+from meshnet.topology import Hop, LayerRange, NodeId, SessionId
+from meshnet.wire import AnswerHeader, ChunkHeader, Want
+from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.session import Session, SessionTable
+
+__all__ = ["Stage"]
+
+_log = logging.getLogger(__name__)
+
+
+class Stage:
+    """Runs chunks through a backend and sends them on along their route.
+
+    Args:
+        node: this node's id, for timings.
+        backend: called on `executor`, which must be one thread.
+        sessions: the caches.
+        client: for the hop after.
+        executor: where the backend computes.
+        hop_timeout_s: seconds that the hop after may take for a chunk.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        backend: ShardBackend,
+        sessions: SessionTable,
+        client: PlaneClient,
+        executor: Executor,
+        *,
+        hop_timeout_s: float = 120.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.node = node
+        self.backend = backend
+        self.sessions = sessions
+        self._client = client
+        self._executor = executor
+        self._hop_timeout_s = hop_timeout_s
+        self._clock = clock
+        self.num_chunks = 0
+        self.num_tokens = 0
+        self.compute_s = 0.0
+        self.queue_depth = 0
+
+    async def forward(self, chunk: Chunk) -> Answer:
+        """Compute a chunk, and send it on if its route goes on.
+
+        Raises:
+            WireError: the shard cannot take this chunk.
+            MeshError: of the session table, the backend or the hops after.
+        """
+        arrived = self._clock()
+        header = chunk.header
+        layers, want = plan(self.backend.spec, header, chunk.tensor)
+        self.queue_depth += 1
+        try:
+            async with self.sessions.turn(header) as (session, position):
+                session.next_hop = header.route[0] if header.route else None
+                output, started, ended = await asyncio.get_running_loop().run_in_executor(
+                    self._executor, self._compute, session, position, chunk.tensor, layers, want
+                )
+        finally:
+            self.queue_depth -= 1
+        self.num_chunks += 1
+        self.num_tokens += header.num_tokens
+        self.compute_s += ended - started
+        answer = await self._send_on(header, position, output) if header.route else None
+        now = self._clock()
+        wire_out = 0 if output is None else output.nbytes
+        timing = HopTiming(
+            node=self.node,
+            queue_ms=(started - arrived) * 1e3,
+            compute_ms=(ended - started) * 1e3,
+            codec_ms=(chunk.codec_s + (answer.codec_s if answer else 0.0)) * 1e3,
+            next_ms=(now - ended) * 1e3 if answer else 0.0,
+            total_ms=(now - arrived) * 1e3,
+            in_bytes=chunk.wire_bytes,
+            out_bytes=wire_out,
+        )
+        tensor = answer.tensor if answer else output
+        return Answer(
+            AnswerHeader(
+                shape=None if tensor is None else tensor.shape,
+                dtype=None if tensor is None else _wire_dtype(tensor),
+                session=header.session,
+                chunk_index=header.chunk_index,
+                chunk_total=header.chunk_total,
+                server_timing=format_timing(timing, answer.header.server_timing if answer else ""),
+            ),
+            tensor,
+        )
+
+    async def release(self, session_id: SessionId) -> None:
+        """Forget a session here and along its route; a hop that fails is left to its idle time."""
+        session = await self.sessions.release(session_id)
+        if session is None or session.next_hop is None:
+            return
+        try:
+            await self._client.release(session.next_hop.address, session_id)
+        except MeshError as error:
+            _log.warning("session %s: release at the next hop failed: %s", session_id, error)
+
+    async def release_idle(self) -> None:
+        """Forget the sessions that no chunk has used for the idle time."""
+        for session_id in self.sessions.idle():
+            _log.info("session %s was idle for too long and is released", session_id)
+            await self.release(session_id)
+
+    def _compute(
+        self,
+        session: Session,
+        position: int,
+        tensor: npt.NDArray[Any],
+        layers: LayerRange,
+        want: Want,
+    ) -> tuple[npt.NDArray[Any] | None, float, float]:
+        """Run the backend; gives its output, when it began and when it ended."""
+        started = self._clock()
+        if position < session.cache.length:
+            session.cache.truncate(position)
+        output = self.backend.forward(session.cache, tensor, layers=layers, want=want)
+        return output, started, self._clock()
+
+    async def _send_on(
+        self, header: ChunkHeader, position: int, output: npt.NDArray[Any] | None
+    ) -> Answer:
+        hop: Hop = header.route[0]
+        if output is None:
+            raise NextHopError(f"no output for node {hop.node}", failed_node=self.node)
+        onward = replace(
+            header,
+            shape=output.shape,
+            dtype=BFLOAT16,
+            encoding=None,
+            position=position,
+            layers=hop.layers,
+            route=header.route[1:],
+        )
+        return await self._client.forward(
+            hop.address, hop.node, onward, output, timeout_s=self._hop_timeout_s
+        )
+
+
+def plan(spec: ShardSpec, header: ChunkHeader, tensor: npt.NDArray[Any]) -> tuple[LayerRange, Want]:
+    """Check a chunk against the shard; gives the layers to run and what to compute of them.
+
+    A chunk that goes on needs hidden states here, whatever the caller wants at the end.
+
+    Raises:
+        WireError: naming the header that this shard cannot serve.
+    """
+    layers = header.layers or spec.layers
+    if not spec.layers.contains(layers):
+        raise WireError(
+            f"X-Meshnet-Layers: {layers}; expected a part of this node's {spec.layers}",
+            field="X-Meshnet-Layers",
+        )
+    if header.dtype == INT32:
+        _check_token_ids(spec, layers, tensor)
+    elif tensor.ndim != 3 or tensor.shape[0] != 1 or tensor.shape[2] != spec.hidden_size:
+        raise WireError(
+            f"X-Meshnet-Shape: {','.join(map(str, header.shape))};"
+            f" expected 1,SEQ,{spec.hidden_size} for bfloat16 hidden states",
+            field="X-Meshnet-Shape",
+        )
+    ends_model = spec.holds_head and layers.end == spec.num_layers
+    if header.route:
+        _check_route(layers, header)
+        return layers, Want("hidden")
+    want = header.want or Want("logits" if ends_model else "hidden")
+    if want.kind in ("logits", "top") and not ends_model:
+        raise WireError(
+            f"X-Meshnet-Want: {want}; expected hidden or none, since layers {layers} of"
+            f" {spec.num_layers} have no head",
+            field="X-Meshnet-Want",
+        )
+    if want.top > spec.vocab_size:
+        want = Want("top", spec.vocab_size)
+    return layers, want
+
+
+def _check_token_ids(spec: ShardSpec, layers: LayerRange, tensor: npt.NDArray[Any]) -> None:
+    if not spec.holds_embedding or layers.start != 0:
+        raise WireError(
+            f"X-Meshnet-Dtype: int32; expected bfloat16, since layers {layers} have no embedding",
+            field="X-Meshnet-Dtype",
+        )
+    if tensor.ndim != 2 or tensor.shape[0] != 1:
+        raise WireError(
+            f"X-Meshnet-Shape: {','.join(map(str, tensor.shape))}; expected 1,SEQ for token ids",
+            field="X-Meshnet-Shape",
+        )
+    low, high = int(tensor.min()), int(tensor.max())
+    if low < 0 or high >= spec.vocab_size:
+        wrong = low if low < 0 else high
+        raise WireError(
+            f"body: token id {wrong}; expected 0 to {spec.vocab_size - 1}", field="body"
+        )
+
+
+def _check_route(layers: LayerRange, header: ChunkHeader) -> None:
+    """Refuse a route that does not go on where these layers end: the numbers would be wrong."""
+    end = layers.end
+    for hop in header.route:
+        if hop.layers.start != end:
+            raise WireError(
+                f"X-Meshnet-Route: node {hop.node} begins at layer {hop.layers.start};"
+                f" expected {end}, where the hop before ends",
+                field="X-Meshnet-Route",
+            )
+        end = hop.layers.end
+
+
+def _wire_dtype(tensor: npt.NDArray[Any]) -> str:
+    return FLOAT32 if tensor.dtype == "float32" else BFLOAT16

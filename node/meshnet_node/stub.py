@@ -1,0 +1,111 @@
+"""A backend that passes chunks through: for tests, and for people who write other nodes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshnet.dtypes import BFLOAT16, item_size
+from meshnet.errors import Code, MeshError
+from meshnet.topology import LayerRange
+from meshnet.wire import Want, view_tensor
+from meshnet_node.backend import Cache, ShardSpec
+
+__all__ = ["StubBackend"]
+
+
+def _make_stub_binary_activation(shape: tuple[int, ...], dtype: str = BFLOAT16) -> bytes:
+    """Make the body of a zeroed activation: row-major little-endian, no framing.
+
+    Raises:
+        KeyError: a dtype that the wire does not have.
+    """
+    return bytes(math.prod(shape) * item_size(dtype))
+
+
+class _StubCache:
+    """Counts tokens, holds none."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def truncate(self, length: int) -> None:
+        """Set the count back."""
+        self.length = length
+
+
+class StubBackend:
+    """Answers hidden states as they came, token ids as zeros, logits that favour token 0.
+
+    Args:
+        layers: the layers it claims to hold.
+        num_layers: of the model it claims to be part of; by default `layers` ends it.
+        hidden_size: width of the hidden states.
+        vocab_size: width of the logits.
+    """
+
+    def __init__(
+        self,
+        layers: LayerRange,
+        *,
+        hidden_size: int,
+        num_layers: int | None = None,
+        vocab_size: int = 32,
+        model: str = "stub",
+    ) -> None:
+        num_layers = layers.end if num_layers is None else num_layers
+        self.spec = ShardSpec(
+            model=model,
+            digest="stub",
+            layers=layers,
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            vocab_size=vocab_size,
+            holds_embedding=layers.start == 0,
+            holds_head=layers.end == num_layers,
+            cache_bytes_per_token=0,
+        )
+
+    def open_cache(self) -> Cache:
+        """Make a counter."""
+        return _StubCache()
+
+    def forward(
+        self,
+        cache: Cache,
+        tensor: npt.NDArray[Any],
+        *,
+        layers: LayerRange,
+        want: Want,
+    ) -> npt.NDArray[Any] | None:
+        """Count the chunk's tokens and hand its hidden states back, uncopied."""
+        if not isinstance(cache, _StubCache):
+            raise TypeError(f"not a cache of this backend: {type(cache).__name__}")
+        cache.length += tensor.shape[1]
+        match want.kind:
+            case "hidden" if tensor.ndim == 3:
+                return tensor
+            case "hidden":
+                shape = (*tensor.shape, self.spec.hidden_size)
+                return view_tensor(_make_stub_binary_activation(shape), shape, BFLOAT16)
+            case "logits":
+                logits = np.zeros((1, 1, self.spec.vocab_size), dtype=np.float32)
+                logits[0, 0, 0] = 1.0
+                return logits
+            case "top":
+                return self._top(want.top)
+            case "none":
+                return None
+        raise MeshError(Code.INVALID_ARGUMENT, f"want {want}: not known", field="X-Meshnet-Want")
+
+    def _top(self, count: int) -> npt.NDArray[np.float32]:
+        """Give `count` pairs (token id, logit) and the log-sum-exp of the same logits."""
+        count = min(count, self.spec.vocab_size)
+        pairs = np.zeros((1, count + 1, 2), dtype=np.float32)
+        pairs[0, :count, 0] = np.arange(count)
+        pairs[0, 0, 1] = 1.0
+        pairs[0, count] = (-1.0, math.log(math.e + self.spec.vocab_size - 1))
+        return pairs

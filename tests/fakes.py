@@ -1,0 +1,39 @@
+"""Fakes for unit tests: a clock that is set by hand, a backend that remembers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from meshnet.topology import LayerRange
+from meshnet.wire import Want
+from meshnet_node.stub import StubBackend
+
+
+class FakeClock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class RecordingBackend(StubBackend):
+    """A stub that records what it was called with, and adds `bias` to hidden states."""
+
+    def __init__(self, layers: LayerRange, *, hidden_size: int = 8, num_layers: int | None = None):
+        super().__init__(layers, hidden_size=hidden_size, num_layers=num_layers)
+        self.calls: list[tuple[int, int, str, str]] = []
+        self.fail_next: Exception | None = None
+
+    def forward(self, cache, tensor: npt.NDArray[np.generic], *, layers: LayerRange, want: Want):
+        self.calls.append((cache.length, tensor.shape[1], str(layers), str(want)))
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        return super().forward(cache, tensor, layers=layers, want=want)

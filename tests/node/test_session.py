@@ -1,0 +1,175 @@
+"""The session table: positions, order, budget, release."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from meshnet.errors import CacheFullError, MeshError, PositionError, UnknownSessionError
+from meshnet.topology import LayerRange, SessionId
+from meshnet.wire import ChunkHeader
+from meshnet_node.session import SessionLimits, SessionTable
+from meshnet_node.stub import StubBackend
+from tests.fakes import FakeClock
+
+BACKEND = StubBackend(LayerRange(0, 1), hidden_size=8)
+
+
+def new_session() -> SessionId:
+    return SessionId(str(uuid.uuid4()))
+
+
+def chunk(session: SessionId, position: int | None, tokens: int = 4, **fields) -> ChunkHeader:
+    return ChunkHeader((1, tokens, 8), "bfloat16", session, position=position, **fields)
+
+
+def table(clock: FakeClock | None = None, **limits) -> SessionTable:
+    limits.setdefault("reorder_wait_s", 0.05)
+    return SessionTable(BACKEND.open_cache, SessionLimits(**limits), clock or FakeClock())
+
+
+async def take(sessions: SessionTable, header: ChunkHeader) -> int:
+    """Take a chunk's turn and append it, as a stage does."""
+    async with sessions.turn(header) as (session, position):
+        session.cache.truncate(position)
+        session.cache.length += header.num_tokens
+        return position
+
+
+async def test_chunks_append_and_an_absent_position_appends():
+    sessions, session = table(), new_session()
+    assert await take(sessions, chunk(session, 0)) == 0
+    assert await take(sessions, chunk(session, 4)) == 4
+    assert await take(sessions, chunk(session, None)) == 8
+    assert len(sessions) == 1
+
+
+async def test_a_lower_position_is_handed_on_for_truncation():
+    sessions, session = table(), new_session()
+    for position in (0, 4, 8):
+        await take(sessions, chunk(session, position))
+    assert await take(sessions, chunk(session, 4)) == 4
+    assert await take(sessions, chunk(session, 8)) == 8
+
+
+async def test_a_gap_is_refused_with_the_expected_position():
+    sessions, session = table(), new_session()
+    await take(sessions, chunk(session, 0))
+    with pytest.raises(PositionError) as caught:
+        await take(sessions, chunk(session, 9))
+    assert caught.value.expected == 4
+    assert await take(sessions, chunk(session, 4)) == 4
+
+
+async def test_a_later_position_of_an_unknown_session_is_refused_at_once():
+    sessions = table(reorder_wait_s=60.0)
+    with pytest.raises(UnknownSessionError):
+        await asyncio.wait_for(take(sessions, chunk(new_session(), 4)), 1.0)
+    assert len(sessions) == 0
+
+
+async def test_an_early_chunk_waits_for_the_one_before_it():
+    sessions, session = table(reorder_wait_s=30.0), new_session()
+    order: list[int] = []
+
+    async def send(index: int) -> None:
+        header = chunk(session, index * 4, chunk_index=index, chunk_total=3)
+        async with sessions.turn(header) as (held, position):
+            order.append(index)
+            held.cache.length = position + 4
+
+    early = [asyncio.create_task(send(index)) for index in (2, 1)]
+    await asyncio.sleep(0)
+    await send(0)
+    await asyncio.wait_for(asyncio.gather(*early), 5.0)
+    assert order == [0, 1, 2]
+
+
+async def test_an_early_chunk_whose_first_never_comes_is_refused():
+    sessions = table(reorder_wait_s=0.02)
+    with pytest.raises(UnknownSessionError):
+        await take(sessions, chunk(new_session(), 4, chunk_index=1, chunk_total=2))
+
+
+async def test_one_chunk_of_a_session_computes_at_a_time():
+    sessions, session = table(), new_session()
+    await take(sessions, chunk(session, 0))
+    running = 0
+    most = 0
+
+    async def send() -> None:
+        nonlocal running, most
+        async with sessions.turn(chunk(session, 4)) as (held, position):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            held.cache.length = position + 4
+            running -= 1
+
+    await asyncio.gather(*(send() for _ in range(5)))
+    assert most == 1
+
+
+async def test_max_tokens_are_reserved_before_the_first_chunk_or_refused():
+    sessions = table(cache_tokens=100)
+    held, other = new_session(), new_session()
+    await take(sessions, chunk(held, 0, max_tokens=90))
+    assert sessions.reserved_tokens == 90
+    with pytest.raises(CacheFullError) as caught:
+        await take(sessions, chunk(other, 0, max_tokens=11))
+    assert caught.value.retry_after_s
+    assert len(sessions) == 1
+    await sessions.release(held)
+    assert sessions.reserved_tokens == 0
+    assert await take(sessions, chunk(other, 0, max_tokens=100)) == 0
+
+
+async def test_use_past_the_reservation_is_counted():
+    sessions, session = table(cache_tokens=10), new_session()
+    await take(sessions, chunk(session, 0, max_tokens=6))
+    await take(sessions, chunk(session, 4))
+    assert sessions.reserved_tokens == 8
+    with pytest.raises(CacheFullError):
+        await take(sessions, chunk(session, 8))
+    assert sessions.reserved_tokens == 8
+
+
+async def test_session_places_are_bounded():
+    sessions = table(max_sessions=1)
+    await take(sessions, chunk(new_session(), 0))
+    with pytest.raises(CacheFullError):
+        await take(sessions, chunk(new_session(), 0))
+
+
+async def test_draining_refuses_new_sessions_and_serves_held_ones():
+    sessions, session = table(), new_session()
+    await take(sessions, chunk(session, 0))
+    sessions.draining = True
+    assert await take(sessions, chunk(session, 4)) == 4
+    with pytest.raises(MeshError) as caught:
+        await take(sessions, chunk(new_session(), 0))
+    assert caught.value.code.http_status == 503
+    assert caught.value.reason == "DRAINING"
+
+
+async def test_idle_sessions_are_listed_after_their_time():
+    clock = FakeClock()
+    sessions, session = table(clock, idle_ttl_s=60.0), new_session()
+    await take(sessions, chunk(session, 0))
+    clock.advance(59.0)
+    assert sessions.idle() == []
+    clock.advance(2.0)
+    assert sessions.idle() == [session]
+
+
+async def test_a_release_ends_chunks_that_wait():
+    sessions, session = table(reorder_wait_s=30.0), new_session()
+    await take(sessions, chunk(session, 0))
+    waiting = asyncio.create_task(take(sessions, chunk(session, 8)))
+    await asyncio.sleep(0)
+    await sessions.release(session)
+    with pytest.raises(MeshError) as caught:
+        await asyncio.wait_for(waiting, 1.0)
+    assert caught.value.reason == "SESSION_RELEASED"
