@@ -1,0 +1,140 @@
+"""Composition root of a gateway: OpenAI routes, the pipelines behind them, the control plane."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.client import ControlClient
+
+from meshnet.compression import CompressionPolicies
+from meshnet.errors import ConfigError, MeshError
+from meshnet.plane.client import PlaneClient
+from meshnet_gateway.model_text import ModelText
+from meshnet_gateway.openai_routes import add_routes
+from meshnet_gateway.openai_service import OpenAIService
+from meshnet_gateway.pipeline import PipelineSettings
+from meshnet_gateway.selection import SelectedPipelines
+
+__all__ = ["Gateway", "GatewaySettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """How a gateway runs.
+
+    Attributes:
+        host: address to listen on.
+        port: port to listen on; 0 lets the system choose.
+        control_url: the control plane; None runs one inside, by `control`.
+        control: settings of that one.
+        pipeline: how prompts are cut and how long a chunk may take.
+        grace_s: seconds that answers in progress get when the gateway closes.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    control_url: str | None = None
+    control: ControlSettings = field(default_factory=ControlSettings)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    grace_s: float = 30.0
+
+
+class Gateway:
+    """Serves models over the OpenAI API: `start`, until `close`.
+
+    Args:
+        settings: see there.
+        models: tokenizer and template of each model, by its name in the mesh.
+        policies: when bodies are compressed.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        models: Mapping[str, ModelText],
+        policies: CompressionPolicies,
+    ) -> None:
+        self.settings = settings
+        self.control_http = ""
+        self.control_grpc = settings.control_url or ""
+        self._models = models
+        self._control_server: ControlServer | None = None
+        self._control: ControlClient | None = None
+        self._plane = PlaneClient(policies=policies)
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> str:
+        """Start the control plane if it is inside, then listen; gives ``host:port``.
+
+        Raises:
+            ConfigError: an address cannot be listened on, naming it.
+        """
+        if self.settings.control_url is None:
+            self._control_server = ControlServer(self.settings.control)
+            http, grpc = await self._control_server.start()
+            self.control_http, self.control_grpc = f"http://{http}", f"grpc://{grpc}"
+        self._control = ControlClient(self.control_grpc)
+        factory = SelectedPipelines(self._control, self._plane, self.settings.pipeline)
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        add_routes(app, OpenAIService(self._models, factory))
+        # Without handler_cancellation a client that went away would not end its generation.
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=self.settings.grace_s,
+        )
+        await self._runner.setup()
+        host, port = self.settings.host, self.settings.port
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {reason}", field="--listen"
+            ) from None
+        bound = self._runner.addresses[0]
+        return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+
+    async def close(self) -> None:
+        """Stop accepting, let answers in progress end within the grace, free everything."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await self._plane.close()
+        if self._control is not None:
+            await self._control.close()
+        if self._control_server is not None:
+            await self._control_server.close()
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        """Answer 200 when every model's layers are covered by nodes whose forward ran."""
+        uncovered = {}
+        for name in self._models:
+            problem = await self._coverage_problem(name)
+            if problem is not None:
+                uncovered[name] = problem
+        status = "waiting for nodes" if uncovered else "ready"
+        body = {"status": status, "models": sorted(self._models), "uncovered": uncovered}
+        return web.Response(
+            status=503 if uncovered else 200,
+            body=json.dumps(body).encode(),
+            content_type="application/json",
+        )
+
+    async def _coverage_problem(self, model: str) -> str | None:
+        if self._control is None:
+            return "starting"
+        try:
+            async with asyncio.timeout(5.0):
+                await self._control.select_route(model)
+        except MeshError as error:
+            return error.message
+        except TimeoutError:
+            return "the control plane does not answer"
+        return None

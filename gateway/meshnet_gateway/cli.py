@@ -1,0 +1,100 @@
+"""``meshnet gateway``: an OpenAI endpoint in front of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import typer
+from meshnet.control.app import ControlSettings
+
+from meshnet import config
+from meshnet.cli.output import Json, errors
+from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
+from meshnet.errors import ConfigError
+from meshnet.model_hub import resolve_tokenizer
+from meshnet_gateway.app import Gateway, GatewaySettings
+from meshnet_gateway.model_text import ModelText
+from meshnet_gateway.pipeline import PipelineSettings
+
+__all__ = ["gateway"]
+
+
+def gateway(
+    model: Annotated[
+        list[str],
+        typer.Option(help="Model directory or hub name, for tokenizer and template; repeatable."),
+    ],
+    listen: Annotated[str, typer.Option(help="HOST:PORT of the OpenAI endpoint.")] = (
+        "127.0.0.1:8080"
+    ),
+    control: Annotated[
+        str | None,
+        typer.Option(help="Control plane; without one, the gateway runs it inside."),
+    ] = None,
+    control_listen: Annotated[
+        str, typer.Option(help="HOST:PORT of the inside control plane's JSON face.")
+    ] = "127.0.0.1:7070",
+    control_grpc_listen: Annotated[
+        str, typer.Option(help="HOST:PORT of the inside control plane's gRPC face.")
+    ] = "127.0.0.1:7071",
+    lease_ttl: Annotated[
+        float, typer.Option(min=0.5, max=3600, help="Seconds that a node may be silent.")
+    ] = 10.0,
+    as_json: Json = False,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Serve models over the OpenAI API, from nodes that registered at the control plane.
+
+    Example: meshnet gateway --model ./smollm2
+
+    Then: curl http://127.0.0.1:8080/v1/models
+    """
+    settings = config.load()
+    host, port = split_address(listen, "--listen", 8080)
+    http_host, http_port = split_address(control_listen, "--control-listen", 7070)
+    grpc_host, grpc_port = split_address(control_grpc_listen, "--control-grpc-listen", 7071)
+    texts = dict(_load_text(source, settings) for source in model)
+    if len(texts) < len(model):
+        raise ConfigError("--model: two of them have the same name in the mesh", field="--model")
+    gateway_settings = GatewaySettings(
+        host=host,
+        port=port,
+        control_url=control,
+        control=ControlSettings(
+            http_host=http_host,
+            http_port=http_port,
+            grpc_host=grpc_host,
+            grpc_port=grpc_port,
+            lease_ttl_s=lease_ttl,
+        ),
+        pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens),
+    )
+
+    @asynccontextmanager
+    async def service() -> AsyncIterator[None]:
+        served = Gateway(gateway_settings, texts, settings.compression)
+        try:
+            address = await served.start()
+            announce(
+                "listening",
+                f"gateway: {', '.join(texts)} on http://{address}/v1,"
+                f" control plane {served.control_grpc}",
+                as_json=as_json,
+                http=f"http://{address}",
+                control=served.control_grpc,
+                control_http=served.control_http,
+                models=list(texts),
+            )
+            yield
+        finally:
+            await served.close()
+
+    serve(service, exit_with_parent=exit_with_parent)
+
+
+def _load_text(source: str, settings: config.Config) -> tuple[str, ModelText]:
+    """Find a model's text files; gives its name in the mesh and its tokenizer."""
+    files = resolve_tokenizer(source, endpoint=settings.hub_endpoint, progress=errors.is_terminal)
+    return files.name, ModelText.load(files.directory)
