@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ class Answer:
             **self._usage(),
         }
 
-    async def stream(self, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
+    async def stream(self, events: AsyncIterator[tuple[int, Event]]) -> AsyncGenerator[bytes, None]:
         """Give the answer as server-sent events as they come, up to ``[DONE]``."""
         choices = [_Choice() for _ in range(self.num_choices)]
         async for index, event in events:

@@ -12,7 +12,7 @@ from aiohttp import web
 from meshnet.errors import Code, MeshError
 from meshnet_gateway.generate import Event
 from meshnet_gateway.openai_answers import Answer, sse
-from meshnet_gateway.openai_errors import error_body, error_headers, upstream_error
+from meshnet_gateway.openai_errors import bad_request, error_body, error_headers, upstream_error
 from meshnet_gateway.openai_fields import Fields, parse_object
 from meshnet_gateway.openai_requests import (
     ChatRequest,
@@ -95,14 +95,17 @@ async def _read_body(request: web.Request, limit: int) -> bytearray:
             field="Content-Type",
         )
     body = bytearray()
-    async for piece in request.content.iter_any():
-        body += piece
-        if len(body) > limit:
-            raise MeshError(
-                Code.TOO_LARGE,
-                f"body: more than {limit} bytes; expected at most {limit} (max_body_bytes)",
-                reason="REQUEST_TOO_LARGE",
-            )
+    try:
+        async for piece in request.content.iter_any():
+            body += piece
+            if len(body) > limit:
+                raise MeshError(
+                    Code.TOO_LARGE,
+                    f"body: more than {limit} bytes; expected at most that (max_body_bytes)",
+                    reason="REQUEST_TOO_LARGE",
+                )
+    except web.RequestPayloadError as error:
+        raise bad_request(f"body: cannot be read: {error}", None, "invalid_body") from None
     return body
 
 
@@ -115,40 +118,40 @@ async def _stream(
     error; one that fails later ends with an error event, and neither a finish reason nor
     ``[DONE]``. Each write waits for a slow reader, and the completion with it.
     """
-    pieces = answer.stream(events)
-    try:
-        first = await anext(pieces)
-    except MeshError as error:
-        raise upstream_error(error) from error
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-        }
-    )
-    try:
-        await response.prepare(request)
-        await response.write(first)
-        await _send(response, pieces)
-        await response.write_eof()
-    except ConnectionResetError:
-        _log.debug("a client went away during its stream")
+    async with aclosing(answer.stream(events)) as pieces:
+        try:
+            first = await anext(pieces)
+        except MeshError as error:
+            raise upstream_error(error) from error
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        try:
+            await response.prepare(request)
+            await response.write(first)
+            async for piece in _ending_with_error(pieces):
+                await response.write(piece)
+            await response.write_eof()
+        except ConnectionResetError:
+            _log.debug("a client went away during its stream")
     return response
 
 
-async def _send(response: web.StreamResponse, pieces: AsyncIterator[bytes]) -> None:
+async def _ending_with_error(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass events on; where they fail, the error is the last of them."""
     try:
         async for piece in pieces:
-            await response.write(piece)
+            yield piece
     except MeshError as error:
         _log.warning("a stream broke: %s", error.message)
-        await response.write(sse(error_body(upstream_error(error))))
-    except ConnectionResetError:
-        raise
-    except Exception:
+        yield sse(error_body(upstream_error(error)))
+    except Exception:  # noqa: BLE001 - logged whole; the client gets an error without a traceback
         _log.exception("a stream broke on an unexpected error")
-        await response.write(sse(error_body(_unexpected())))
+        yield sse(error_body(_unexpected()))
 
 
 @web.middleware
@@ -178,9 +181,9 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         )
         response.headers["Allow"] = allowed
         return response
-    except (web.HTTPException, ConnectionResetError):
+    except web.HTTPException:
         raise
-    except Exception:
+    except Exception:  # noqa: BLE001 - logged whole; the client gets an error without a traceback
         _log.exception("a request failed on an unexpected error")
         return _error_response(_unexpected())
 
