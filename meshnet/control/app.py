@@ -1,0 +1,223 @@
+"""A control plane in one process: registry, both faces, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import grpc
+from aiohttp import web
+
+from meshnet.control.httpmeta import mesh_error_answer
+from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
+from meshnet.control.node_service import LeaseTimes, NodeService
+from meshnet.control.route_service import RouteService
+from meshnet.control.rpc import RpcServer
+from meshnet.control.store import MemoryStore
+from meshnet.control.stubs import SERVICES, add_nodes, add_routes
+from meshnet.control.transcode import MAX_BODY_BYTES, Transcoder
+from meshnet.errors import Code, ConfigError, MeshError
+
+__all__ = ["Addresses", "ControlServer", "ControlSettings"]
+
+EXPIRY_INTERVAL_S: Final = 0.25
+_BACKLOG: Final = 512
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """Where a control plane listens and how long things last.
+
+    Attributes:
+        http_host: address of the JSON face.
+        http_port: its port, 0 for any.
+        grpc_host: address of the gRPC face.
+        grpc_port: its port, 0 for any.
+        lease_ttl_s: lease of a node that asks for no other.
+        forget_after_s: how long a LOST node is still listed.
+        drain_grace_s: how long a drained node's sessions may go on by default.
+        bookmark_interval_s: how often a quiet watch says that it lives.
+        close_grace_s: what running calls get when the server closes.
+        replica_id: name of this replica; empty for a random one.
+    """
+
+    http_host: str = "127.0.0.1"
+    http_port: int = 7070
+    grpc_host: str = "127.0.0.1"
+    grpc_port: int = 7071
+    lease_ttl_s: float = 10.0
+    forget_after_s: float = 600.0
+    drain_grace_s: float = 600.0
+    bookmark_interval_s: float = 10.0
+    close_grace_s: float = 1.0
+    replica_id: str = ""
+
+
+class Addresses(NamedTuple):
+    """``host:port`` of each face, as bound."""
+
+    http: str
+    grpc: str
+
+
+class ControlServer:
+    """Serves until closed; may be started once.
+
+    Args:
+        settings: see there.
+        clock: monotonic seconds, for leases.
+    """
+
+    def __init__(
+        self, settings: ControlSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = settings
+        self._metrics = ControlMetrics()
+        self._store = MemoryStore(clock, time.time, forget_after_s=settings.forget_after_s)
+        times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
+        nodes = NodeService(self._store, times, bookmark_interval_s=settings.bookmark_interval_s)
+        routes = RouteService(self._store, settings.replica_id or secrets.token_hex(4))
+        self._rpc = RpcServer(
+            (partial(add_nodes, nodes), partial(add_routes, routes)),
+            [service.full_name for service in SERVICES],
+            self._metrics.observe,
+        )
+        self._grpc_port = 0
+        self._folder: Path | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._runner: web.AppRunner | None = None
+        self._expiry: asyncio.Task[None] | None = None
+
+    async def start(self) -> Addresses:
+        """Take both addresses, then serve.
+
+        Raises:
+            ConfigError: an address is taken or not this machine's; nothing was started.
+        """
+        settings = self._settings
+        listener = await _listen(settings.http_host, settings.http_port)
+        try:
+            self._grpc_port = self._rpc.bind(settings.grpc_host, settings.grpc_port)
+        except ConfigError:
+            listener.close()
+            raise
+        self._folder = Path(tempfile.mkdtemp(prefix="meshnet-"))
+        target = self._rpc.bind_unix(str(self._folder / "grpc.sock"))
+        await self._rpc.start()
+        self._channel = grpc.aio.insecure_channel(target)
+        self._runner = web.AppRunner(
+            self._application(Transcoder(self._channel, SERVICES)),
+            handler_cancellation=True,  # a client that goes away cancels its call
+            access_log=None,
+        )
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener, backlog=_BACKLOG).start()
+        self._expiry = asyncio.create_task(self._expire())
+        port = listener.getsockname()[1]
+        return Addresses(
+            _join(settings.http_host, port), _join(settings.grpc_host, self._grpc_port)
+        )
+
+    async def close(self) -> None:
+        """End watches, give running calls a moment, stop serving."""
+        self._store.close()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._expiry
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._channel is not None:
+            await self._channel.close()
+        await self._rpc.close(self._settings.close_grace_s)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _application(self, transcoder: Transcoder) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_status])
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/metrics", self._render_metrics)
+        app.router.add_route("*", "/{path:.*}", transcoder.handle)
+        return app
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        snapshot = await self._store.snapshot()
+        return web.json_response(
+            {"status": "ok", "grpc_port": self._grpc_port, "revision": str(snapshot.revision)}
+        )
+
+    async def _render_metrics(self, _request: web.Request) -> web.Response:
+        body = self._metrics.render(await self._store.snapshot())
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _expire(self) -> None:
+        """Notice ended leases even when nobody asks, so that watches hear of them."""
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+            self._store.expire()
+
+
+@web.middleware
+async def _as_status(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer aiohttp's own errors (``OPTIONS *``) in Status JSON, as all others are."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        by_status = {code.http_status: code for code in reversed(Code)}
+        code = by_status.get(error.status, Code.INVALID_ARGUMENT)
+    except Exception:  # the edge: no traceback is an answer
+        _log.exception("%s %s failed", request.method, request.path)
+        code = Code.INTERNAL
+    number, headers, body = mesh_error_answer(
+        MeshError(code, f"{request.method} {request.path[:200]!r} cannot be answered")
+    )
+    return web.Response(status=number, headers=headers, body=body)
+
+
+async def _listen(host: str, port: int) -> socket.socket:
+    """Take an address, so that nobody else can; connections wait until it is served.
+
+    Raises:
+        ConfigError: the address is taken or not this machine's.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise _no_listen(host, port, error) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise _no_listen(host, port, error) from None
+    return listener
+
+
+def _no_listen(host: str, port: int, error: Exception) -> ConfigError:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return ConfigError(
+        f"cannot listen for HTTP on {_join(host, port)}: {why.lower()}", field="http_port"
+    )
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,323 @@
+"""A client of the control plane over gRPC: deadlines, retries, keepalive, MeshError."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import grpc
+
+from meshnet.control.rpc import KEEPALIVE_S
+from meshnet.control.status import from_status, status_of
+from meshnet.control.stubs import node_stub, route_stub
+from meshnet.control.validate import endpoint_address, node_id_of
+from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.topology import Hop, LayerRange, Route
+from meshnet.v1 import node_service_pb2 as node_pb
+from meshnet.v1 import route_service_pb2 as route_pb
+from meshnet.v1 import types_pb2
+
+__all__ = ["ClientSettings", "ControlClient", "to_hops"]
+
+_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Patience of a client.
+
+    Attributes:
+        timeout_s: for a call with all its retries.
+        attempt_timeout_s: for one attempt.
+        backoff_s: before the first retry; doubles, with jitter.
+        max_backoff_s: at most.
+    """
+
+    timeout_s: float = 10.0
+    attempt_timeout_s: float = 5.0
+    backoff_s: float = 0.05
+    max_backoff_s: float = 1.0
+
+
+class ControlClient:
+    """Calls of NodeService and RouteService.
+
+    Every method raises MeshError alone, with reason and field as the server gave them.
+    An attempt that got no answer (UNAVAILABLE without a reason) is tried again until the
+    call's time is up; every call is safe to repeat.
+
+    Args:
+        url: ``grpc://HOST:PORT``, ``HOST:PORT``, or ``http://HOST:PORT`` of the JSON face,
+            which is then asked for the port of the gRPC face.
+        settings: see there.
+
+    Raises:
+        ConfigError: `url` is none of these.
+    """
+
+    def __init__(self, url: str, settings: ClientSettings | None = None) -> None:
+        self._url = url
+        self._settings = settings or ClientSettings()
+        parts = urlsplit(url if "://" in url else f"grpc://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        is_plain = parts.path in ("", "/") and not parts.query and parts.username is None
+        if parts.scheme not in ("grpc", "http") or not parts.hostname or not port or not is_plain:
+            raise ConfigError(
+                f"control plane {url!r}: expected grpc://HOST:PORT or http://HOST:PORT",
+                field="control",
+            )
+        self._scheme = parts.scheme
+        self._host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        self._port = port
+        self._channel: grpc.aio.Channel | None = None
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> ControlClient:
+        """Give the client; it connects with its first call."""
+        return self
+
+    async def __aexit__(self, *_exc_info: object) -> None:
+        """Close the client."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    async def register(
+        self, node_id: str, node: node_pb.Node, *, ttl_s: float | None = None
+    ) -> node_pb.RegisterNodeResponse:
+        """Register a node."""
+        request = node_pb.RegisterNodeRequest(node_id=node_id, node=node)
+        if ttl_s is not None:
+            request.requested_ttl.FromMilliseconds(int(ttl_s * 1000))
+        response: node_pb.RegisterNodeResponse = await self._nodes("RegisterNode", request)
+        return response
+
+    async def heartbeat(
+        self,
+        node_id: str,
+        *,
+        lease_id: str,
+        incarnation: int,
+        ready: bool,
+        load: types_pb2.LoadStats | None = None,
+        timeout_s: float | None = None,
+    ) -> node_pb.HeartbeatResponse:
+        """Renew a lease; LeaseExpiredError tells the node to register again."""
+        request = node_pb.HeartbeatRequest(
+            name=f"nodes/{node_id}",
+            lease_id=lease_id,
+            incarnation=incarnation,
+            ready=ready,
+            load=load,
+        )
+        response: node_pb.HeartbeatResponse = await self._nodes("Heartbeat", request, timeout_s)
+        return response
+
+    async def get_node(self, node_id: str) -> node_pb.Node:
+        """Give one node."""
+        request = node_pb.GetNodeRequest(name=f"nodes/{node_id}")
+        response: node_pb.GetNodeResponse = await self._nodes("GetNode", request)
+        return response.node
+
+    async def list_nodes(
+        self, *, model: str = "", region: str = "", states: Iterable[node_pb.NodeState] = ()
+    ) -> list[node_pb.Node]:
+        """Give all nodes that pass the filters, page by page."""
+        request = node_pb.ListNodesRequest(
+            page_size=1000, model=model, region=region, states=list(states)
+        )
+        nodes: list[node_pb.Node] = []
+        while True:
+            response: node_pb.ListNodesResponse = await self._nodes("ListNodes", request)
+            nodes += response.nodes
+            if not response.next_page_token:
+                return nodes
+            request.page_token = response.next_page_token
+
+    async def drain(
+        self, node_id: str, *, grace_s: float | None = None, reason: str = ""
+    ) -> node_pb.Node:
+        """Take a node off new routes and let its sessions end."""
+        request = node_pb.DrainNodeRequest(name=f"nodes/{node_id}", reason=reason)
+        if grace_s is not None:
+            request.grace_period.FromMilliseconds(int(grace_s * 1000))
+        response: node_pb.DrainNodeResponse = await self._nodes("DrainNode", request)
+        return response.node
+
+    async def deregister(self, node_id: str, *, allow_missing: bool = True) -> None:
+        """Remove a node; by default one that is gone already is no error."""
+        request = node_pb.DeregisterNodeRequest(
+            name=f"nodes/{node_id}", allow_missing=allow_missing
+        )
+        await self._nodes("DeregisterNode", request)
+
+    async def watch_nodes(
+        self, *, start_revision: int = 0, model: str = "", include_load: bool = False
+    ) -> AsyncGenerator[node_pb.WatchNodesResponse, None]:
+        """Give the nodes and then each change; no deadline, and no retry once begun."""
+        request = node_pb.WatchNodesRequest(
+            start_revision=start_revision, model=model, include_load=include_load
+        )
+        call = node_stub(await self._connect()).WatchNodes(request)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise _mesh_error(error) from None
+        finally:
+            call.cancel()
+
+    async def select_route(
+        self,
+        model: str,
+        *,
+        digest: str = "",
+        exclude: Iterable[str] = (),
+        prefer: Iterable[str] = (),
+        region: str = "",
+        wire_versions: Iterable[int] = (),
+        expected_tokens: int = 0,
+    ) -> route_pb.Route:
+        """Select the best route for a session; `exclude` and `prefer` are node ids.
+
+        Raises:
+            RouteError: NOT_FOUND, the model is unknown; UNAVAILABLE, layers are uncovered.
+        """
+        request = route_pb.SelectRouteRequest(
+            model=model,
+            model_digest=digest,
+            exclude_nodes=[f"nodes/{node_id}" for node_id in exclude],
+            prefer_nodes=[f"nodes/{node_id}" for node_id in prefer],
+            region=region,
+            wire_versions=list(wire_versions),
+            expected_tokens=expected_tokens,
+        )
+        response: route_pb.SelectRouteResponse = await self._routes("SelectRoute", request)
+        return response.routes[0]
+
+    async def list_models(self) -> list[route_pb.Model]:
+        """Give all models, page by page."""
+        request = route_pb.ListModelsRequest(page_size=1000)
+        models: list[route_pb.Model] = []
+        while True:
+            response: route_pb.ListModelsResponse = await self._routes("ListModels", request)
+            models += response.models
+            if not response.next_page_token:
+                return models
+            request.page_token = response.next_page_token
+
+    async def get_model(self, name: str) -> route_pb.Model:
+        """Give one model by its resource name."""
+        request = route_pb.GetModelRequest(name=name)
+        response: route_pb.GetModelResponse = await self._routes("GetModel", request)
+        return response.model
+
+    async def get_status(self) -> route_pb.GetStatusResponse:
+        """Give the health of the replica and of the mesh."""
+        request = route_pb.GetStatusRequest()
+        response: route_pb.GetStatusResponse = await self._routes("GetStatus", request)
+        return response
+
+    async def _nodes(self, method: str, request: object, timeout_s: float | None = None) -> Any:
+        return await self._call(lambda c: getattr(node_stub(c), method), request, timeout_s)
+
+    async def _routes(self, method: str, request: object) -> Any:
+        return await self._call(lambda c: getattr(route_stub(c), method), request, None)
+
+    async def _call(
+        self,
+        method: Callable[[grpc.aio.Channel], Callable[..., Awaitable[Any]]],
+        request: object,
+        timeout_s: float | None,
+    ) -> Any:
+        settings = self._settings
+        deadline_s = time.monotonic() + (timeout_s or settings.timeout_s)
+        backoff_s = settings.backoff_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            attempt_s = max(0.001, min(left_s, settings.attempt_timeout_s))
+            try:
+                return await method(await self._connect(attempt_s))(request, timeout=attempt_s)
+            except grpc.aio.AioRpcError as rpc_error:
+                error = _mesh_error(rpc_error)
+            except MeshError as mesh_error:
+                error = mesh_error
+            except grpc.aio.UsageError:  # closed under the call
+                raise MeshError(Code.CANCELLED, "the client was closed") from None
+            unanswered = error.code is Code.UNAVAILABLE and error.reason is None
+            pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
+            if not unanswered or time.monotonic() + pause_s >= deadline_s:
+                raise error
+            await asyncio.sleep(pause_s)
+            backoff_s = min(2 * backoff_s, settings.max_backoff_s)
+
+    async def _connect(self, timeout_s: float | None = None) -> grpc.aio.Channel:
+        async with self._lock:
+            if self._channel is None:
+                port = self._port
+                if self._scheme == "http":
+                    port = await self._grpc_port(timeout_s or self._settings.attempt_timeout_s)
+                self._channel = grpc.aio.insecure_channel(f"{self._host}:{port}", options=_OPTIONS)
+            return self._channel
+
+    async def _grpc_port(self, timeout_s: float) -> int:
+        """Ask the JSON face for the port of the gRPC face."""
+        where = f"http://{self._host}:{self._port}/healthz"
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(where) as response,
+            ):
+                health = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            why = str(error) or type(error).__name__
+            raise MeshError(Code.UNAVAILABLE, f"no answer from {where}: {why}"[:500]) from None
+        port = health.get("grpc_port") if isinstance(health, dict) else None
+        if not isinstance(port, int) or not 0 < port < 65536:
+            raise ConfigError(f"{where} is not a control plane: no grpc_port", field="control")
+        return port
+
+
+def to_hops(route: route_pb.Route) -> Route:
+    """Give a selected route as the activation plane's hops.
+
+    Raises:
+        MeshError: INVALID_ARGUMENT, a hop has no usable name or endpoint.
+    """
+    return tuple(
+        Hop(
+            node=node_id_of(hop.node, f"hops[{index}].node"),
+            address=endpoint_address(hop.endpoint.uri, f"hops[{index}].endpoint.uri"),
+            layers=LayerRange(hop.layers.start, hop.layers.end),
+        )
+        for index, hop in enumerate(route.hops)
+    )
+
+
+def _mesh_error(error: grpc.aio.AioRpcError) -> MeshError:
+    status = status_of(error.code().value[0], error.details() or "", error.trailing_metadata())
+    return from_status(status)

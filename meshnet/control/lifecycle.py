@@ -1,0 +1,118 @@
+"""A node's life as the control plane sees it: what each event makes of its record.
+
+JOINING → READY (and back, when its self-test fails) → DRAINING → DRAINED; LOST when its
+lease ends. Each function gives a new record: snapshots of the registry share the old one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshnet.errors import Code, MeshError
+from meshnet.topology import NodeId
+from meshnet.v1 import node_service_pb2 as pb
+
+__all__ = ["Record", "desired_state", "drain", "heartbeat", "lose", "register"]
+
+_LEAVING = (pb.NODE_STATE_DRAINING, pb.NODE_STATE_DRAINED)
+_OUTPUT_ONLY = ("state", "load", "create_time", "heartbeat_time")
+
+
+@dataclass(slots=True)
+class Record:
+    """One node in the registry.
+
+    Attributes:
+        node: as clients see it.
+        drain_until_s: while draining, the monotonic time at which sessions are cut off.
+        lost_at_s: while LOST, the monotonic time at which that was noticed.
+    """
+
+    node: pb.Node
+    drain_until_s: float | None = None
+    lost_at_s: float | None = None
+
+    def copy(self) -> Record:
+        """Give a record that can be changed without changing this one."""
+        node = pb.Node()
+        node.CopyFrom(self.node)
+        return Record(node, self.drain_until_s, self.lost_at_s)
+
+
+def register(node_id: NodeId, node: pb.Node, before: Record | None, wall_s: float) -> Record:
+    """Take in a registration.
+
+    The same process again keeps its state; another one begins anew. What an operator
+    has set stays: cordoned always, labels and weight unless the node brings its own.
+    """
+    record = Record(node).copy()
+    fresh = record.node
+    for name in _OUTPUT_ONLY:
+        fresh.ClearField(name)
+    fresh.name = f"nodes/{node_id}"
+    fresh.state = pb.NODE_STATE_JOINING
+    fresh.create_time.FromNanoseconds(int(wall_s * 1e9))
+    fresh.heartbeat_time.CopyFrom(fresh.create_time)
+    if before is None:
+        return record
+    old = before.node
+    fresh.cordoned = fresh.cordoned or old.cordoned
+    fresh.weight = fresh.weight or old.weight
+    if not fresh.labels:
+        fresh.labels.MergeFrom(old.labels)
+    if fresh.incarnation == old.incarnation and old.state != pb.NODE_STATE_LOST:
+        fresh.state = old.state
+        fresh.load.CopyFrom(old.load)
+        fresh.create_time.CopyFrom(old.create_time)
+        record.drain_until_s = before.drain_until_s
+    return record
+
+
+def heartbeat(before: Record, request: pb.HeartbeatRequest, wall_s: float, now: float) -> Record:
+    """Take in a heartbeat of the lease's holder."""
+    record = before.copy()
+    node = record.node
+    node.heartbeat_time.FromNanoseconds(int(wall_s * 1e9))
+    if request.HasField("load"):
+        node.load.CopyFrom(request.load)
+    if node.state not in _LEAVING:
+        node.state = pb.NODE_STATE_READY if request.ready else pb.NODE_STATE_JOINING
+    elif node.state == pb.NODE_STATE_DRAINING:
+        is_idle = request.HasField("load") and request.load.active_sessions == 0
+        if is_idle or (record.drain_until_s is not None and now >= record.drain_until_s):
+            node.state = pb.NODE_STATE_DRAINED
+    return record
+
+
+def drain(before: Record, until_s: float) -> Record:
+    """Take in an operator's wish to drain.
+
+    Raises:
+        MeshError: FAILED_PRECONDITION (NODE_LOST), there is nothing to drain.
+    """
+    if before.node.state == pb.NODE_STATE_LOST:
+        raise MeshError(
+            Code.FAILED_PRECONDITION,
+            f"{before.node.name} is lost: it cannot be drained until it registers again",
+            field="name",
+            reason="NODE_LOST",
+        )
+    record = before.copy()
+    if record.node.state != pb.NODE_STATE_DRAINED:
+        record.node.state = pb.NODE_STATE_DRAINING
+        record.drain_until_s = until_s
+    return record
+
+
+def lose(before: Record, now: float) -> Record:
+    """Take in the end of the node's lease."""
+    record = before.copy()
+    record.node.state = pb.NODE_STATE_LOST
+    record.drain_until_s = None
+    record.lost_at_s = now
+    return record
+
+
+def desired_state(state: pb.NodeState) -> pb.NodeState:
+    """Give the state that the control plane wants of a node in `state`."""
+    return state if state in _LEAVING else pb.NODE_STATE_READY

@@ -1,0 +1,176 @@
+"""The gRPC face: a grpc.aio listener with health, reflection and errors with details."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from meshnet.control.status import DETAILS_KEY, to_status
+from meshnet.errors import Code, ConfigError, MeshError
+
+__all__ = ["KEEPALIVE_S", "Observer", "RpcServer"]
+
+KEEPALIVE_S: Final = 20.0
+"""Seconds between the pings of a quiet client; the server tolerates twice as many and more."""
+
+MIN_PING_INTERVAL_S: Final = 5.0
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+
+Observer = Callable[[str, str, float], None]
+"""Told the method (``/package.Service/Method``), the code's name and the seconds of each call."""
+
+_log = logging.getLogger(__name__)
+
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second listener
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+
+class RpcServer:
+    """Serves gRPC services until closed.
+
+    Args:
+        add_services: functions that register a servicer with a server, as generated.
+        names: full names of those services, for health and reflection.
+        observe: told of each call that ended.
+    """
+
+    def __init__(
+        self,
+        add_services: Sequence[Callable[[grpc.aio.Server], None]],
+        names: Sequence[str],
+        observe: Observer,
+    ) -> None:
+        self._server = grpc.aio.server(interceptors=(_Errors(observe),), options=_OPTIONS)
+        for add in add_services:
+            add(self._server)
+        self._names = (*names, "")
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+
+    def bind(self, host: str, port: int) -> int:
+        """Take an address; gives the port (`port` itself unless 0).
+
+        Raises:
+            ConfigError: it is taken, or not this machine's.
+        """
+        name = f"[{host}]" if ":" in host else host
+        try:
+            return self._server.add_insecure_port(f"{name}:{port}")
+        except RuntimeError:
+            raise ConfigError(
+                f"cannot listen for gRPC on {name}:{port}: the port is taken or the address "
+                "is not this machine's",
+                field="grpc_port",
+            ) from None
+
+    def bind_unix(self, path: str) -> str:
+        """Listen on a unix socket too; gives the target for a channel."""
+        self._server.add_insecure_port(f"unix:{path}")
+        return f"unix:{path}"
+
+    async def start(self) -> None:
+        """Start to serve, and say so in health."""
+        await self._server.start()
+        for name in self._names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new calls, give running ones `grace_s` seconds, stop."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+class _Errors(grpc.aio.ServerInterceptor):
+    """Ends calls with what MeshError says; hides every other exception behind INTERNAL."""
+
+    def __init__(self, observe: Observer) -> None:
+        self._observe = observe
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the method's handler in one of the same arity."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = str(handler_call_details.method)
+        coding = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            unary = self._unary(method, handler.unary_unary)
+            return grpc.unary_unary_rpc_method_handler(unary, **coding)
+        if handler.unary_stream is not None:
+            stream = self._stream(method, handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(stream, **coding)
+        return handler
+
+    def _unary(self, method: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            start_s = time.monotonic()
+            code = "OK"
+            try:
+                return await call(request, context)
+            except asyncio.CancelledError:
+                code = Code.CANCELLED.name
+                raise
+            except Exception as error:  # noqa: BLE001 - the edge: no traceback is an answer
+                code = await _abort(method, error, context)
+            finally:
+                self._observe(method, code, time.monotonic() - start_s)
+
+        return guarded
+
+    def _stream(self, method: str, call: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+        async def guarded(
+            request: Any, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> AsyncIterator[Any]:
+            start_s = time.monotonic()
+            code = "OK"
+            try:
+                async for response in call(request, context):
+                    yield response
+            except (asyncio.CancelledError, GeneratorExit):
+                code = Code.CANCELLED.name
+                raise
+            except Exception as error:  # noqa: BLE001 - the edge: no traceback is an answer
+                code = await _abort(method, error, context)
+            finally:
+                self._observe(method, code, time.monotonic() - start_s)
+
+        return guarded
+
+
+async def _abort(method: str, error: Exception, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Set the call's status; the call then ends as aborted with details."""
+    if not isinstance(error, MeshError):
+        _log.error("%s failed", method, exc_info=error)
+        error = MeshError(Code.INTERNAL, "the control plane failed to answer; see its log")
+    status = to_status(error)
+    context.set_trailing_metadata(((DETAILS_KEY, status.SerializeToString()),))
+    context.set_code(_GRPC_CODES[status.code])
+    context.set_details(error.message)
+    return error.code.name
+
+
+_GRPC_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}

@@ -1,0 +1,44 @@
+"""The generated gRPC modules, which carry no types, in one place."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import grpc
+
+from meshnet.control.node_service import NodeService
+from meshnet.control.route_service import RouteService
+from meshnet.v1 import (
+    node_service_pb2,
+    node_service_pb2_grpc,
+    route_service_pb2,
+    route_service_pb2_grpc,
+)
+
+__all__ = ["SERVICES", "add_nodes", "add_routes", "node_stub", "route_stub"]
+
+SERVICES: Final = (
+    node_service_pb2.DESCRIPTOR.services_by_name["NodeService"],
+    route_service_pb2.DESCRIPTOR.services_by_name["RouteService"],
+)
+"""Descriptors of the services that both faces serve."""
+
+
+def add_nodes(servicer: NodeService, server: grpc.aio.Server) -> None:
+    """Register a servicer."""
+    node_service_pb2_grpc.add_NodeServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+def add_routes(servicer: RouteService, server: grpc.aio.Server) -> None:
+    """Register a servicer."""
+    route_service_pb2_grpc.add_RouteServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+def node_stub(channel: grpc.aio.Channel) -> Any:
+    """Give the calls of NodeService."""
+    return node_service_pb2_grpc.NodeServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+def route_stub(channel: grpc.aio.Channel) -> Any:
+    """Give the calls of RouteService."""
+    return route_service_pb2_grpc.RouteServiceStub(channel)  # type: ignore[no-untyped-call]
