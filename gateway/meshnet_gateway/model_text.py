@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet_gateway.chat_template import ChatTemplate
@@ -79,7 +79,6 @@ class ModelText:
         special_tokens = _special_tokens(
             settings, _read_json(directory / "special_tokens_map.json")
         )
-        _set_added_tokens(tokenizer, settings, special_tokens)
         eos_ids = _eos_ids(
             tokenizer,
             special_tokens,
@@ -100,7 +99,7 @@ class ModelText:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Give the ids of a plain prompt, with the tokens the tokenizer puts before it.
+        """Give the ids of a plain prompt, with the tokens that tokenizer.json puts before it.
 
         An empty prompt becomes the model's start token, where it has one.
         """
@@ -174,29 +173,6 @@ def _special_tokens(settings: dict[str, Any], legacy: dict[str, Any]) -> dict[st
         if isinstance(token, str):
             tokens[name] = token
     return tokens
-
-
-def _set_added_tokens(
-    tokenizer: Tokenizer, settings: dict[str, Any], special_tokens: dict[str, str]
-) -> None:
-    """Let tokenizer_config's add_bos_token and add_eos_token decide, where it has them."""
-    if not {"add_bos_token", "add_eos_token"} & settings.keys():
-        return
-    wanted = {
-        name: (token, token_id)
-        for name in ("bos_token", "eos_token")
-        if settings.get(f"add_{name}")
-        and (token := special_tokens.get(name)) is not None
-        and (token_id := tokenizer.token_to_id(token)) is not None
-    }
-    single = ["$A:0"]
-    if "bos_token" in wanted:
-        single.insert(0, f"{wanted['bos_token'][0]}:0")
-    if "eos_token" in wanted:
-        single.append(f"{wanted['eos_token'][0]}:0")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, pair=[*single, "$B:1"], special_tokens=list(wanted.values())
-    )
 
 
 def _eos_ids(

@@ -52,7 +52,7 @@ def write_model(directory: Path, *, template: str | None = CHATML) -> Path:
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|endoftext|>",
-        "eos_token": {"content": EOS, "special": True},
+        "eos_token": {"__type": "AddedToken", "content": EOS, "special": True},
         "model_max_length": 10**30,
     }
     if template is not None:
