@@ -180,7 +180,7 @@ async def _as_status(
     except web.HTTPException as error:
         by_status = {code.http_status: code for code in reversed(Code)}
         code = by_status.get(error.status, Code.INVALID_ARGUMENT)
-    except Exception:  # the edge: no traceback is an answer
+    except Exception:  # noqa: BLE001 - the edge: no traceback is an answer
         _log.exception("%s %s failed", request.method, request.path)
         code = Code.INTERNAL
     number, headers, body = mesh_error_answer(

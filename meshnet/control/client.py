@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -34,8 +34,6 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +86,12 @@ class ControlClient:
         self._scheme = parts.scheme
         self._host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self._port = port
+        self._rpc_port = port
         self._channel: grpc.aio.Channel | None = None
+        self._must_ask = parts.scheme == "http"
         self._lock = asyncio.Lock()
 
-    async def __aenter__(self) -> ControlClient:
+    async def __aenter__(self) -> Self:
         """Give the client; it connects with its first call."""
         return self
 
@@ -271,19 +271,23 @@ class ControlClient:
             pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
             if not unanswered or time.monotonic() + pause_s >= deadline_s:
                 raise error
+            self._must_ask = self._scheme == "http"  # a restart may have moved the gRPC face
             await asyncio.sleep(pause_s)
             backoff_s = min(2 * backoff_s, settings.max_backoff_s)
 
     async def _connect(self, timeout_s: float | None = None) -> grpc.aio.Channel:
         async with self._lock:
-            if self._channel is None:
-                port = self._port
-                if self._scheme == "http":
-                    port = await self._grpc_port(timeout_s or self._settings.attempt_timeout_s)
+            port = self._rpc_port
+            if self._must_ask:
+                port = await self._ask_port(timeout_s or self._settings.attempt_timeout_s)
+                self._must_ask = False
+            if self._channel is None or port != self._rpc_port:
+                await self.close()
+                self._rpc_port = port
                 self._channel = grpc.aio.insecure_channel(f"{self._host}:{port}", options=_OPTIONS)
             return self._channel
 
-    async def _grpc_port(self, timeout_s: float) -> int:
+    async def _ask_port(self, timeout_s: float) -> int:
         """Ask the JSON face for the port of the gRPC face."""
         where = f"http://{self._host}:{self._port}/healthz"
         timeout = aiohttp.ClientTimeout(total=timeout_s)
