@@ -17,7 +17,7 @@ import numpy.typing as npt
 from meshnet.codec import decompress, max_body_bytes
 from meshnet.compression import CompressionPolicy, compress_activation
 from meshnet.dtypes import Body, view_bytes
-from meshnet.errors import WireError
+from meshnet.errors import Code, WireError
 from meshnet.plane.chunked import ChunkedDecoder
 from meshnet.plane.connection import Connection, ConnectionEndedError
 
@@ -65,6 +65,7 @@ def check_length(encoding: str | None, num_bytes: int, length: int) -> None:
             f"Content-Length: {encoding} body has {length} bytes; expected at most {limit}"
             f" for a tensor of {num_bytes}",
             field="Content-Length",
+            code=Code.TOO_LARGE,
         )
 
 

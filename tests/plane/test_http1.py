@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshnet.errors import Code, MeshError, WireError
+from meshnet.errors import MeshError, WireError
 from meshnet.plane.chunked import ChunkedDecoder
 from meshnet.plane.http1 import (
     build_answer,
@@ -102,7 +102,7 @@ def test_request_heads_are_read(head: bytes, expected: dict[str, object]) -> Non
 @pytest.mark.parametrize(("head", "status", "field", "words"), BAD_REQUESTS)
 def test_request_heads_are_refused(head: bytes, status: int, field: str | None, words: str) -> None:
     assert find_head_end(bytearray(head), 0, len(head)) == len(head)
-    with pytest.raises(WireError, match=".") as caught:
+    with pytest.raises(WireError) as caught:
         parse_request(head, max_fields=64)
     assert caught.value.code.http_status == status
     assert caught.value.field == field
@@ -118,7 +118,12 @@ def test_answer_heads_are_read() -> None:
     head = parse_answer(
         b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nX-Meshnet-Shape: 1,1\r\n\r\n", max_fields=8
     )
-    assert (head.status, head.content_length, head.chunked, head.keep_alive) == (200, 4, False, True)
+    assert (head.status, head.content_length, head.chunked, head.keep_alive) == (
+        200,
+        4,
+        False,
+        True,
+    )
     assert head.fields == [("Content-Length", "4"), ("X-Meshnet-Shape", "1,1")]
     assert parse_answer(b"HTTP/1.1 200\r\n\r\n", max_fields=8).content_length is None
     assert not parse_answer(b"HTTP/1.0 200 OK\r\n\r\n", max_fields=8).keep_alive
@@ -163,14 +168,12 @@ def test_a_value_cannot_break_a_head(value: str) -> None:
 def test_any_bytes_are_a_head_or_an_error(noise: bytes) -> None:
     for parse in (parse_request, parse_answer):
         for head in (noise, noise + b"\r\n\r\n", HOST + noise + b"\r\n\r\n"):
+            status = 400
             try:
                 parse(head, max_fields=8)
             except MeshError as error:
-                assert error.code in (
-                    Code.INVALID_ARGUMENT,
-                    Code.HEADERS_TOO_LARGE,
-                    Code.UNIMPLEMENTED,
-                )
+                status = error.code.http_status
+            assert status in (400, 431, 501)
 
 
 CHUNKED = [

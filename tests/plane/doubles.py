@@ -1,0 +1,210 @@
+"""Handlers, raw callers and misbehaving nodes for the activation plane's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from meshnet.chunk import Answer, Chunk
+from meshnet.compression import CompressionPolicies
+from meshnet.plane.handler import PlaneHandler, PlaneLimits
+from meshnet.plane.server import PlaneServer
+from meshnet.topology import SessionId
+from meshnet.wire import AnswerHeader, ChunkHeader, Headers, pack_chunk
+
+P16 = bytes.fromhex("803f0040404080400000008080bfc07f")
+"""1, 2, 3, 4, 0, -0, -1 and NaN as bfloat16."""
+
+BOUND_S = 10.0
+"""How long anything that must happen may take before a test fails."""
+
+
+def new_session() -> SessionId:
+    return SessionId(str(uuid.uuid4()))
+
+
+def chunk_header(*shape: int, **changes: Any) -> ChunkHeader:
+    return ChunkHeader(shape or (1, 1, 8), "bfloat16", new_session(), **changes)
+
+
+def tensor_of(body: bytes, *shape: int) -> npt.NDArray[Any]:
+    return np.frombuffer(body, ml_dtypes.bfloat16).reshape(shape or (1, 1, -1))
+
+
+def answer_to(chunk: Chunk, tensor: npt.NDArray[Any] | None) -> Answer:
+    asked = chunk.header
+    shape = None if tensor is None else tuple(tensor.shape)
+    header = AnswerHeader(shape, asked.dtype, asked.session, asked.chunk_index, asked.chunk_total)
+    return Answer(header, tensor)
+
+
+class EchoHandler:
+    """Answers each chunk with its own tensor; keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.released: list[SessionId] = []
+
+    async def forward(self, chunk: Chunk) -> Answer:
+        self.chunks.append(chunk)
+        return answer_to(chunk, chunk.tensor)
+
+    async def release(self, session: SessionId) -> None:
+        self.released.append(session)
+
+    async def get(self, path: str) -> tuple[int, str, bytes] | None:
+        return (200, "text/plain", b"well\n") if path == "/healthz" else None
+
+
+class GateHandler(EchoHandler):
+    """Holds every chunk until `gate` is set; says when one came in and when one was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.entered = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def forward(self, chunk: Chunk) -> Answer:
+        self.entered.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return await super().forward(chunk)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    handler: PlaneHandler, *, limits: PlaneLimits | None = None
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve `handler` on a free port of 127.0.0.1."""
+    server = PlaneServer(handler, policies=CompressionPolicies(), limits=limits)
+    try:
+        yield await server.start("127.0.0.1", 0)
+    finally:
+        await server.close(0.0)
+
+
+@dataclass(frozen=True)
+class RawAnswer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def closes(self) -> bool:
+        return self.headers.get("connection") == "close"
+
+
+class RawCaller:
+    """A caller that sends just what it is told and reads answers apart from the product's code."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        async with asyncio.timeout(BOUND_S):
+            await self.writer.drain()
+
+    async def read(self, *, head_only: bool = False) -> RawAnswer:
+        async with asyncio.timeout(BOUND_S):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            first, *lines = head[:-4].split("\r\n")
+            headers = {n.lower(): v for n, v in (line.split(": ", 1) for line in lines)}
+            length = 0 if head_only else int(headers.get("content-length", "0"))
+            return RawAnswer(int(first.split()[1]), headers, await self.reader.readexactly(length))
+
+    async def at_end(self) -> bool:
+        """Tell whether the server closes without another byte, in order or by a reset."""
+        async with asyncio.timeout(BOUND_S):
+            try:
+                return await self.reader.read(1) == b""
+            except ConnectionError:
+                return True
+
+
+@contextlib.asynccontextmanager
+async def calling(place: tuple[str, int]) -> AsyncIterator[RawCaller]:
+    """Open a raw connection."""
+    reader, writer = await asyncio.open_connection(*place)
+    try:
+        yield RawCaller(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def request(
+    body: bytes = P16,
+    *extra: str,
+    header: ChunkHeader | None = None,
+    without: str = "",
+    length: int | None = -1,
+    target: str = "/forward",
+    method: str = "POST",
+) -> bytes:
+    """Write one request; `without` drops a field, `extra` lines are added; length -1 is right."""
+    fields: Headers = [("Host", "node"), *pack_chunk(header or chunk_header())]
+    lines = [f"{name}: {value}" for name, value in fields if name != without]
+    if length is not None:
+        lines.append(f"Content-Length: {len(body) if length < 0 else length}")
+    head = "\r\n".join([f"{method} {target} HTTP/1.1", *lines, *extra, "", ""])
+    return head.encode("latin-1") + body
+
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def misbehaving(script: Script) -> AsyncIterator[str]:
+    """Run `script` for each connection to the address given."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await script(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(run, "127.0.0.1", 0, family=socket.AF_INET)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    """Read one request: its head and its body."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    length = next(
+        (
+            int(v)
+            for n, _, v in (x.partition(": ") for x in head.split("\r\n"))
+            if n == "Content-Length"
+        ),
+        0,
+    )
+    return head, await reader.readexactly(length)
