@@ -102,7 +102,7 @@ def read_model_dir(directory: Path) -> ModelDir:
         name=_name(directory),
         model_type=model_type,
         architectures=tuple(str(name) for name in architectures),
-        num_layers=_dimension(path, text, _NUM_LAYERS),
+        num_layers=_dimension(path, _with_layer_count(text), _NUM_LAYERS),
         hidden_size=_dimension(path, text, _HIDDEN_SIZE),
         vocab_size=_dimension(path, text if "vocab_size" in text else root, ("vocab_size",)),
         max_positions=limit if isinstance(limit, int) and limit > 0 else 0,
@@ -150,6 +150,14 @@ def _name(directory: Path) -> str:
         if isinstance(name, str) and name:
             return name
     return directory.resolve().name
+
+
+def _with_layer_count(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Hybrid families may say only what each layer is.
+    kinds = text.get("layers_block_type", text.get("layer_types"))
+    if isinstance(kinds, list) and not any(name in text for name in _NUM_LAYERS):
+        return {**text, _NUM_LAYERS[0]: len(kinds)}
+    return text
 
 
 def _dimension(path: Path, values: Mapping[str, Any], names: tuple[str, ...]) -> int:

@@ -19,13 +19,13 @@ import torch
 from meshnet.dtypes import BFLOAT16, INT32, numpy_dtype
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.grammar import Want
+from meshnet.model_dir import ModelDir, read_model_dir
 from meshnet.topology import LayerRange
 from meshnet_node.backend import Cache, ShardSpec
 from meshnet_node.hf_cache import SessionCache
 from meshnet_node.hf_load import arguments_of, load_shard
 from meshnet_node.hf_tensor import from_torch, to_torch
 from meshnet_node.hf_window import LayerWindow
-from meshnet_node.model_config import ModelConfig, read_model_config
 
 __all__ = ["TransformersShard"]
 
@@ -65,14 +65,15 @@ class TransformersShard:
             if threads < 1:
                 raise ConfigError(f"threads {threads}, expected at least 1", field="threads")
             torch.set_num_threads(threads)
-        shape = read_model_config(directory)
+        shape = read_model_dir(directory)
         self._shape = shape
         self._shard = load_shard(
             directory, shape, layers, dtype=dtype, allow_unverified=allow_unverified
         )
         self._window = LayerWindow(self._shard, layers, shape.num_layers)
-        self._decoder_arguments = arguments_of(self._shard.decoder)
-        self._model_arguments = arguments_of(self._shard.model)
+        self._decoder_cache = _cache_argument(self._shard.decoder)
+        self._model_cache = _cache_argument(self._shard.model)
+        self._picks_logits = "logits_to_keep" in arguments_of(self._shard.model)
         self._received: torch.Tensor | None = None
         self._given: torch.Tensor | None = None
         self._hooks: list[Any] = []
@@ -96,7 +97,7 @@ class TransformersShard:
         return self._spec
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> ModelDir:
         """Shape of the whole model."""
         return self._shape
 
@@ -154,17 +155,17 @@ class TransformersShard:
             self._received = inputs
             arguments["inputs_embeds"] = inputs.to(self._shard.dtype)
         if want.kind in ("logits", "top"):
-            if "logits_to_keep" in self._model_arguments:
+            if self._picks_logits:
                 # An index, since a count makes some heads copy their whole transposed weight.
                 arguments["logits_to_keep"] = torch.tensor([inputs.shape[1] - 1])
-            arguments[_cache_argument(self._model_arguments)] = view
+            arguments[self._model_cache] = view
             logits = self._shard.model(**arguments).logits[:, -1:].float()
             return (
                 cast("npt.NDArray[Any]", logits.numpy())
                 if want.kind == "logits"
                 else _top(logits[0, 0], want.top)
             )
-        arguments[_cache_argument(self._decoder_arguments)] = view
+        arguments[self._decoder_cache] = view
         self._shard.decoder(**arguments)
         if want.kind == "none":
             return None
@@ -274,8 +275,16 @@ def _top(logits: torch.Tensor, count: int) -> npt.NDArray[np.float32]:
     return out
 
 
-def _cache_argument(arguments: frozenset[str]) -> str:
-    return next(name for name in _CACHE_ARGUMENTS if name in arguments)
+def _cache_argument(module: torch.nn.Module) -> str:
+    names = arguments_of(module)
+    found = next((name for name in _CACHE_ARGUMENTS if name in names), None)
+    if found is None:
+        raise MeshError(
+            Code.UNIMPLEMENTED,
+            f"{type(module).__name__} takes no KV cache",
+            reason="ARCHITECTURE_NOT_VERIFIED",
+        )
+    return found
 
 
 def _refused(field: str, value: str, expected: str) -> MeshError:

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from meshnet.grammar import Want
+from meshnet.model_dir import read_model_dir
 from meshnet.topology import LayerRange
 from meshnet_node.hf import TransformersShard
 from meshnet_node.hf_load import arguments_of
-from meshnet_node.model_config import read_model_config
 
 __all__ = ["ShardedModel", "WholeModel", "find_difference", "save_random_model", "three_cuts"]
 
@@ -41,7 +41,7 @@ class WholeModel:
         )
         self.model.train(False)
         self._arguments = arguments_of(self.model)
-        self._argument = next(name for name in _CACHE_NAMES if name in self._arguments)
+        self._argument = next((name for name in _CACHE_NAMES if name in self._arguments), "")
         self._cache: Any = None
 
     def restart(self) -> None:
@@ -52,12 +52,12 @@ class WholeModel:
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """Append ids ``[1, seq]``; gives float32 logits ``[1, 1, vocab]`` of the last one."""
         arguments: dict[str, Any] = {"input_ids": ids, "use_cache": True}
-        if self._cache is not None:
+        if self._cache is not None and self._argument:
             arguments[self._argument] = self._cache
         if "logits_to_keep" in self._arguments:
             arguments["logits_to_keep"] = 1
         output = self.model(**arguments)
-        self._cache = next(output[name] for name in _CACHE_NAMES if name in output)
+        self._cache = next((output[name] for name in _CACHE_NAMES if name in output), None)
         logits: torch.Tensor = output.logits[:, -1:].float()
         return logits
 
@@ -109,7 +109,7 @@ def find_difference(
 
     Prefills a random prompt in chunks, then decodes greedily.
     """
-    shape = read_model_config(directory)
+    shape = read_model_dir(directory)
     whole = WholeModel(directory)
     sharded = ShardedModel(directory, three_cuts(shape.num_layers))
     generator = torch.Generator().manual_seed(1)

@@ -20,18 +20,18 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
 
 from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.model_dir import ModelDir
 from meshnet.topology import LayerRange
-from meshnet_node.model_config import ModelConfig, verified_model_types
+from meshnet_node.architectures import verified_model_types
 
 __all__ = ["LoadedShard", "arguments_of", "find_layers", "load_shard", "resolve_dtype"]
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _LIST_NAMES: Final = ("layers", "h", "blocks", "layer")
-_NOT_TEXT: Final = re.compile("vision|visual|audio|encoder|speech")
-# Either feeds every layer from the token ids, which only the first shard has.
-_PER_LAYER_INPUTS: Final = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+_NOT_TEXT: Final = re.compile("vision|visual|image|audio|speech")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,6 @@ class LoadedShard:
 class _Hole(nn.Module):
     """Stands where the shard holds no weights; calling it is a programming error."""
 
-    bias = None  # some models copy their head's
-
 
 def resolve_dtype(name: str, saved: str) -> torch.dtype:
     """Choose the arithmetic: `name`, or what the weights were saved in where it is ``auto``.
@@ -79,7 +77,7 @@ def resolve_dtype(name: str, saved: str) -> torch.dtype:
 
 def load_shard(
     directory: Path,
-    shape: ModelConfig,
+    shape: ModelDir,
     layers: LayerRange,
     *,
     dtype: str = "auto",
@@ -159,9 +157,8 @@ def arguments_of(module: nn.Module) -> frozenset[str]:
     return frozenset(inspect.signature(module.forward).parameters)
 
 
-def _load(
-    directory: Path, shape: ModelConfig, layers: LayerRange, dtype: torch.dtype
-) -> LoadedShard:
+def _load(directory: Path, shape: ModelDir, layers: LayerRange, dtype: torch.dtype) -> LoadedShard:
+    transformers_logging.disable_progress_bar()  # a node's log is no terminal
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     _check_config(directory, config)
     whole = copy.deepcopy(config.get_text_config(decoder=True))
@@ -174,12 +171,21 @@ def _load(
         trust_remote_code=False,
         local_files_only=True,
         output_loading_info=True,
+        # Mismatches are refused below, by name.
+        ignore_mismatched_sizes=True,
     )
-    wrong = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
-    if wrong:
+    for what, names in (
+        ("are missing", info["missing_keys"]),
+        ("have another shape than config.json says", [key[0] for key in info["mismatched_keys"]]),
+    ):
+        if names:
+            raise ConfigError(
+                f"{directory}: {len(names)} tensors {what}, the first is {min(names)}",
+                field=str(directory),
+            )
+    if getattr(model.config, "is_decoder", True) is False:
         raise ConfigError(
-            f"{directory}: {len(wrong)} tensors are missing or of another shape, "
-            f"the first is {wrong[0]}",
+            f"{directory}: config.json says is_decoder: false; an encoder cannot generate",
             field=str(directory),
         )
     model.eval().requires_grad_(False)
@@ -191,7 +197,7 @@ def _load(
 
 def _check_config(directory: Path, config: PretrainedConfig) -> None:
     text = config.get_text_config(decoder=True)
-    if any(getattr(text, name, 0) for name in _PER_LAYER_INPUTS):
+    if getattr(text, "hidden_size_per_layer_input", 0):
         raise MeshError(
             Code.UNIMPLEMENTED,
             f"{directory}: every layer of a {config.model_type} model takes the token ids; "
@@ -225,14 +231,13 @@ def _shard_class(cls: Any, num_layers: int, layers: LayerRange) -> Any:
             for index in range(num_layers):
                 if not layers.start <= index < layers.end:
                     skeleton[index] = _Hole()
-            tied = bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
-            if not last:
-                self.set_output_embeddings(_Hole())
-            # A tied head borrows the embedding's weights.
-            if not first and not (last and tied):
-                self.set_input_embeddings(_Hole())
-            kept = {key for key, _ in self.named_parameters(remove_duplicate=False)}
             tied_keys: dict[str, str] = vars(self)["all_tied_weights_keys"]
+            if not last:
+                _remove(self, self.get_output_embeddings())
+            # A tied head borrows the embedding's weights.
+            if not first and not (last and tied_keys):
+                _remove(self, self.get_input_embeddings())
+            kept = {key for key, _ in self.named_parameters(remove_duplicate=False)}
             self.all_tied_weights_keys = {
                 target: source for target, source in tied_keys.items() if {target, source} <= kept
             }
@@ -244,3 +249,10 @@ def _shard_class(cls: Any, num_layers: int, layers: LayerRange) -> Any:
         cls.__module__,
     )
     return Shard
+
+
+def _remove(model: nn.Module, module: nn.Module) -> None:
+    # By path: a model's own setters copy attributes that a hole does not have.
+    path = next((path for path, each in model.named_modules() if each is module), None)
+    if path is not None:
+        model.set_submodule(path, _Hole())

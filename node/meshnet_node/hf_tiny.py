@@ -30,6 +30,8 @@ _SMALL: Final[dict[str, Any]] = {
     # depth
     "num_hidden_layers": TINY_LAYERS,
     "num_layers": TINY_LAYERS,
+    "n_layers": TINY_LAYERS,
+    "n_layer": TINY_LAYERS,
     "decoder_layers": TINY_LAYERS,
     "encoder_layers": 1,
     "num_nextn_predict_layers": 0,
@@ -143,12 +145,24 @@ _SMALL: Final[dict[str, Any]] = {
 }
 
 # What a family needs besides, where its dimensions depend on each other in ways of its own.
+_HYBRID: Final = ["linear_attention", "linear_attention", "full_attention", "linear_attention"] * 2
 _FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "bamba": {"attn_layer_indices": [2, 5, 6]},
     "cohere2_moe": {"n_shared_experts": 1},
-    "dory": {"n_input_layers": 2, "n_recurrent_layers": 4, "n_output_layers": 2},
+    "dots1": {"n_shared_experts": 1},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], TINY_LAYERS // 2]]},
+    "granitemoehybrid": {"layer_types": _HYBRID},
+    "inkling2_text": {"unpadded_vocab_size": _VOCAB},
+    "inkling_text": {"unpadded_vocab_size": _VOCAB},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (TINY_LAYERS // 2)},
+    "longcat_flash": {"head_dim": 8},
     "mamba2": {"num_heads": 8},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2,
+    },
+    "prophetnet": {"num_decoder_layers": TINY_LAYERS},
     "zamba": {"attn_layer_period": 4, "attn_layer_offset": 2},
 }
 

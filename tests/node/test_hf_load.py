@@ -1,0 +1,177 @@
+"""Directories that a shard can and cannot be loaded from."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MambaConfig
+
+from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.topology import LayerRange
+from meshnet_node.architectures import verified_model_types
+from meshnet_node.hf import TransformersShard
+from meshnet_node.hf_exact import save_random_model
+from meshnet_node.hf_load import resolve_dtype
+from meshnet_node.hf_tiny import tiny_config
+from tests.node.tiny import TINY, save_tiny
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def directory(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def load(directory: Path, start: int = 1, end: int = 3, **options: Any) -> TransformersShard:
+    return TransformersShard(
+        directory, LayerRange(start, end), model="tiny", digest="", threads=1, **options
+    )
+
+
+def edit_config(directory: Path, **values: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda directory: (directory / name).unlink()
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def spoil(directory: Path) -> None:
+        (directory / name).write_text(text)
+
+    return spoil
+
+
+def config(**values: Any) -> Callable[[Path], None]:
+    return lambda directory: edit_config(directory, **values)
+
+
+def to_pickle(directory: Path) -> None:
+    torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+
+
+def drop_tensor(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def truncate_weights(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+BAD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no config": (remove("config.json"), "no such file"),
+    "config no JSON": (write("config.json", "{"), "not JSON"),
+    "config no object": (write("config.json", "[1]"), "expected an object"),
+    "no layer count": (config(num_hidden_layers="5"), "num_hidden_layers is '5'"),
+    "negative width": (config(hidden_size=-64), "hidden_size is -64"),
+    "no model type": (config(model_type=None), "model_type None"),
+    "layers past the end": (config(num_hidden_layers=2), "has 2 layers"),
+    "no weights": (remove("model.safetensors"), "no .safetensors file"),
+    "pickled weights": (to_pickle, "weights in other formats are not read"),
+    "tensor missing": (
+        drop_tensor,
+        "1 tensors are missing, the first is model.layers.1.mlp.up_proj.weight",
+    ),
+    "tensor of another shape": (config(intermediate_size=64), "6 tensors have another shape"),
+    "weights cut short": (truncate_weights, "cannot load layers 1-3"),
+    "quantized": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "quantized"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_directory_is_refused_with_its_name(name: str, directory: Path) -> None:
+    spoil, message = BAD[name]
+    spoil(directory)
+    with pytest.raises(ConfigError, match=re.escape(str(directory))) as caught:
+        load(directory)
+    assert message in caught.value.message
+
+
+def test_code_in_the_directory_is_never_run(directory: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    (directory / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    edit_config(directory, auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
+    load(directory)
+    edit_config(directory, model_type="evil")
+    with pytest.raises(MeshError):
+        load(directory, allow_unverified=True)
+    assert not marker.exists()
+
+
+def test_an_architecture_outside_the_verified_list_needs_a_flag(tmp_path: Path) -> None:
+    assert "mamba" not in verified_model_types()
+    directory = save_random_model(tiny_config(MambaConfig), tmp_path)
+    with pytest.raises(MeshError, match="'mamba' is not among those verified") as caught:
+        load(directory)
+    assert caught.value.code is Code.UNIMPLEMENTED
+    assert caught.value.reason == "ARCHITECTURE_NOT_VERIFIED"
+    assert load(directory, allow_unverified=True).spec.layers == LayerRange(1, 3)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_the_verified_list_has_the_common_families(family: str) -> None:
+    assert TINY[family]().model_type in verified_model_types()
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"dtype": "float16"}], ids=str)
+def test_a_bad_option_is_refused(saved: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected") as caught:
+        TransformersShard(saved, LayerRange(0, 1), model="m", digest="", **options)
+    assert caught.value.field in options
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "expected"),
+    [
+        ("auto", "bfloat16", torch.bfloat16),
+        ("auto", "float16", torch.bfloat16),
+        ("auto", "float32", torch.float32),
+        ("auto", "", torch.bfloat16),
+        ("float32", "bfloat16", torch.float32),
+        ("bfloat16", "float32", torch.bfloat16),
+    ],
+)
+def test_dtype_follows_the_weights_unless_said(
+    name: str, stored: str, expected: torch.dtype
+) -> None:
+    assert resolve_dtype(name, stored) is expected
+
+
+def test_a_shard_needs_only_the_files_with_its_layers(saved: Path, tmp_path: Path) -> None:
+    """Many files and an index: the files of other layers may be absent with a filtered index."""
+    model = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size="40KB")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    kept = {
+        name: file
+        for name, file in index["weight_map"].items()
+        if name.startswith(("model.layers.1.", "model.layers.2.", "model.norm"))
+    }
+    path.write_text(json.dumps({**index, "weight_map": kept}))
+    files = {file for file in tmp_path.glob("*.safetensors") if file.name not in kept.values()}
+    assert files
+    for file in files:
+        file.unlink()
+    assert load(tmp_path, 1, 3).spec.layers == LayerRange(1, 3)
+    with pytest.raises(ConfigError, match=r"model.layers.3.*"):
+        load(tmp_path, 1, 4)
