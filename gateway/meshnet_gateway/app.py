@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from meshnet.control.app import ControlServer, ControlSettings
-from meshnet.control.client import ControlClient
 
 from meshnet.compression import CompressionPolicies
+from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.client import ControlClient
 from meshnet.errors import ConfigError, MeshError
 from meshnet.plane.client import PlaneClient
 from meshnet_gateway.model_text import ModelText
@@ -132,7 +132,7 @@ class Gateway:
             return "starting"
         try:
             async with asyncio.timeout(5.0):
-                await self._control.select_route(model)
+                await self._control.select_route(f"models/{model}")
         except MeshError as error:
             return error.message
         except TimeoutError:

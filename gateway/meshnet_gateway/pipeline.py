@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from meshnet.plane.client import PlaneClient
 
 from meshnet.chunk import Answer
 from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, MeshError
+from meshnet.grammar import Phase, Want
+from meshnet.plane.client import PlaneClient
 from meshnet.timing import parse_timings
 from meshnet.topology import Route, SessionId
-from meshnet.wire import ChunkHeader, Phase, Want
+from meshnet.wire import ChunkHeader
 from meshnet_gateway.steps import StepOutput
 
 __all__ = ["PipelineSettings", "RoutePipeline", "join_answers", "split_tokens"]

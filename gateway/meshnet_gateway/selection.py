@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshnet.control.client import ControlClient, to_hops
 from meshnet.plane.client import PlaneClient
+from meshnet.wire import WIRE_VERSION
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 
 __all__ = ["SelectedPipelines"]
@@ -25,5 +26,7 @@ class SelectedPipelines:
         Raises:
             RouteError: the model is unknown, or layers are uncovered.
         """
-        route = await self._control.select_route(model, expected_tokens=max_tokens)
+        route = await self._control.select_route(
+            f"models/{model}", wire_versions=(WIRE_VERSION,), expected_tokens=max_tokens
+        )
         return RoutePipeline(self._client, to_hops(route), self._settings, max_tokens=max_tokens)

@@ -45,7 +45,7 @@ async def _demo(directory: Path, prompt: str, nodes: int, max_tokens: int, as_js
         async with local_mesh(directory, nodes) as mesh:
             client = ControlClient(mesh.control_url)
             try:
-                route = await client.select_route(mesh.model)
+                route = await client.select_route(f"models/{mesh.model}")
             finally:
                 await client.close()
             status.stop()
@@ -119,13 +119,17 @@ def _show(facts: dict[str, Any]) -> None:
         highlight=False,
     )
     table = Table("hop", "compute ms", "network ms", "bytes in", "bytes out", box=None)
-    for hop in mesh.get("hops", []):
+    hops = mesh.get("hops", [])
+    steps = max(1, mesh.get("decode", {}).get("steps", 1))
+    wall_ms = mesh.get("decode", {}).get("wall_ms", 0.0) / steps
+    reaching = [wall_ms - (hops[0]["total_ms"] if hops else 0.0), *(h["wire_ms"] for h in hops)]
+    for hop, network_ms in zip(hops, reaching, strict=False):
         table.add_row(
             hop["node"],
             f"{hop['compute_ms']:.2f}",
-            f"{hop['network_ms']:.2f}",
-            str(hop["in_bytes"]),
-            str(hop["out_bytes"]),
+            f"{network_ms:.2f}",
+            f"{hop['in_bytes']:.0f}",
+            f"{hop['out_bytes']:.0f}",
         )
     console.print(table)
-    console.print("[dim]medians per generated token; network is the way to the hop and back[/dim]")
+    console.print("[dim]means per generated token; network is the way to the hop and back[/dim]")

@@ -27,7 +27,7 @@ def list_nodes(
     as_json: Json = False,
 ) -> None:
     """List the nodes: their layers, state, load and address."""
-    found = ask(control, lambda client: client.list_nodes(model=model))
+    found = ask(control, lambda client: client.list_nodes(model=f"models/{model}" if model else ""))
     if as_json:
         print_json([to_json(node) for node in found])
         return
@@ -38,11 +38,11 @@ def list_nodes(
     for node in found:
         for shard in node.shards or [None]:
             table.add_row(
-                _node_id(node.name),
+                node.name.removeprefix("nodes/"),
                 state_text(node.state),
                 shard.model.removeprefix("models/") if shard else "",
                 layers_text(shard.layers) if shard else "",
-                str(node.load.active_sequences),
+                str(node.load.active_sessions),
                 str(node.load.queue_depth),
                 node.endpoints[0].uri if node.endpoints else "",
             )
@@ -52,8 +52,8 @@ def list_nodes(
 @app.command("get")
 def get_node(node: NodeArgument, control: ControlUrl = None, as_json: Json = False) -> None:
     """Show everything known of one node."""
-    name = _resource_name(node)
-    found = ask(control, lambda client: client.get_node(name))
+    node_id = _node_id(node)
+    found = ask(control, lambda client: client.get_node(node_id))
     _show(found, as_json)
 
 
@@ -65,8 +65,8 @@ def drain_node(
     as_json: Json = False,
 ) -> None:
     """Keep new sessions off a node; those it holds go on."""
-    name = _resource_name(node)
-    drained = ask(control, lambda client: client.drain(name, reason=reason))
+    node_id = _node_id(node)
+    drained = ask(control, lambda client: client.drain(node_id, reason=reason))
     if as_json:
         print_json(to_json(drained))
     else:
@@ -83,7 +83,7 @@ def _show(node: nodes_pb2.Node, as_json: bool) -> None:
         print_json(to_json(node))
         return
     table = Table(show_header=False, box=None)
-    table.add_row("node", _node_id(node.name))
+    table.add_row("node", node.name.removeprefix("nodes/"))
     table.add_row("state", state_text(node.state))
     for shard in node.shards:
         model = shard.model.removeprefix("models/")
@@ -93,7 +93,7 @@ def _show(node: nodes_pb2.Node, as_json: bool) -> None:
         table.add_row("address", endpoint.uri)
     if node.HasField("location"):
         table.add_row("region", node.location.region)
-    table.add_row("sessions", str(node.load.active_sequences))
+    table.add_row("sessions", str(node.load.active_sessions))
     table.add_row("queue", str(node.load.queue_depth))
     table.add_row(
         "cache", f"{node.load.kv_cache_used_tokens} of {node.load.kv_cache_capacity_tokens} tokens"
@@ -104,13 +104,9 @@ def _show(node: nodes_pb2.Node, as_json: bool) -> None:
     console.print(table)
 
 
-def _node_id(name: str) -> str:
-    return name.removeprefix("nodes/")
-
-
-def _resource_name(node: str) -> str:
-    """Take an id or a resource name; gives the resource name."""
+def _node_id(node: str) -> str:
+    """Take an id or a resource name; gives the id."""
     try:
-        return f"nodes/{parse_node_id(_node_id(node))}"
+        return parse_node_id(node.removeprefix("nodes/"))
     except ValueError as error:
         raise ConfigError(str(error), field="NODE") from None

@@ -108,7 +108,7 @@ class Children:
                     child.process.terminate()
         waits = [asyncio.ensure_future(child.process.wait()) for child in self.children]
         if waits:
-            _, late = await asyncio.wait(waits, timeout=_GRACE_S)
+            late = (await asyncio.wait(waits, timeout=_GRACE_S))[1]
             if late:
                 for child in self.children:
                     if child.process.returncode is None:

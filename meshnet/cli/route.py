@@ -22,7 +22,9 @@ def route(
     as_json: Json = False,
 ) -> None:
     """Show the route that a generation of MODEL would take now."""
-    selected = ask(control, lambda client: client.select_route(model, exclude=tuple(exclude or ())))
+    selected = ask(
+        control, lambda client: client.select_route(f"models/{model}", exclude=exclude or ())
+    )
     if as_json:
         print_json(to_json(selected))
         return

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
-from meshnet.compression import CompressionPolicies
-from meshnet.plane.client import PlaneClient
-from meshnet.plane.server import PlaneServer
 
 from meshnet.chunk import Answer, Chunk
+from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.grammar import Want
+from meshnet.plane.client import PlaneClient
+from meshnet.plane.server import PlaneServer
 from meshnet.topology import NodeId, SessionId
-from meshnet.wire import Want
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.metrics import render_metrics
 from meshnet_node.session import SessionLimits, SessionTable

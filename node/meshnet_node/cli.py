@@ -93,6 +93,7 @@ def node(
     shard_layers = _parse(parse_layers, layers, "--layers")
     host, port = split_address(listen, "--listen", 7080)
     identity = _parse(parse_node_id, node_id, "--id") if node_id else _default_id(port)
+    open_backend: Callable[[], ShardBackend]
     if backend is BackendName.STUB:
         stub = StubBackend(shard_layers, hidden_size=hidden_size)
         spec, open_backend = stub.spec, lambda: stub

@@ -8,9 +8,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from meshnet.control.client import ControlClient
-
 from meshnet import __version__
+from meshnet.codec import ENCODINGS
+from meshnet.control.client import ControlClient
 from meshnet.errors import LeaseExpiredError, MeshError
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
@@ -80,20 +80,12 @@ class Heartbeat:
         Raises:
             MeshError: the control plane was not reached, or refused.
         """
-        request = nodes_pb2.HeartbeatRequest(
-            name=f"nodes/{self._registration.node}",
-            lease_id=self._lease_id,
-            incarnation=self._incarnation,
-            ready=await self._node.healthy(),
-            load=self._load(),
-        )
         try:
-            answer = await self._client.heartbeat(request)
+            answer = await self._beat_once()
         except LeaseExpiredError:
             _log.warning("node %s: the lease ended; registering again", self._registration.node)
             await self._register()
-            request.lease_id = self._lease_id
-            answer = await self._client.heartbeat(request)
+            answer = await self._beat_once()
         self._obey(answer.desired_state)
 
     async def close(self) -> None:
@@ -103,7 +95,7 @@ class Heartbeat:
             with suppress(asyncio.CancelledError):
                 await self._task
         try:
-            await self._client.deregister(f"nodes/{self._registration.node}", allow_missing=True)
+            await self._client.deregister(self._registration.node)
         except MeshError as error:
             _log.warning("node %s: deregistering failed: %s", self._registration.node, error)
         await self._client.close()
@@ -119,25 +111,32 @@ class Heartbeat:
                 _log.warning("node %s: heartbeat failed: %s", self._registration.node, error)
                 delay_s = min(self._interval_s, _RETRY_S)
 
+    async def _beat_once(self) -> nodes_pb2.HeartbeatResponse:
+        return await self._client.heartbeat(
+            self._registration.node,
+            lease_id=self._lease_id,
+            incarnation=self._incarnation,
+            ready=await self._node.healthy(),
+            load=self._load(),
+        )
+
     async def _register(self) -> None:
         registration = self._registration
         spec = registration.spec
-        request = nodes_pb2.RegisterNodeRequest(node_id=registration.node)
-        request.node.incarnation = self._incarnation
-        request.node.software_version = __version__
-        request.node.location.region = registration.region
-        shard = request.node.shards.add(
+        node = nodes_pb2.Node(incarnation=self._incarnation, software_version=__version__)
+        node.location.region = registration.region
+        shard = node.shards.add(
             model=f"models/{spec.model}",
             model_digest=spec.digest,
+            layer_count=spec.num_layers,
             embedding=spec.holds_embedding,
             lm_head=spec.holds_head,
         )
         shard.layers.start, shard.layers.end = spec.layers.start, spec.layers.end
-        request.node.endpoints.add(
-            uri=f"http://{registration.address}/forward", route_class=types_pb2.ROUTE_CLASS_LAN
-        )
-        request.node.wire.versions.append(WIRE_VERSION)
-        answer = await self._client.register(request)
+        node.endpoints.add(uri=f"http://{registration.address}/forward")
+        node.wire.versions.append(WIRE_VERSION)
+        node.wire.encodings.extend(ENCODINGS)
+        answer = await self._client.register(registration.node, node)
         self._lease_id = answer.lease.lease_id
         self._interval_s = answer.lease.heartbeat_interval.ToTimedelta().total_seconds()
 
@@ -147,7 +146,7 @@ class Heartbeat:
         load.observe_time.GetCurrentTime()
         if stage is not None:
             load.queue_depth = stage.queue_depth
-            load.active_sequences = len(stage.sessions)
+            load.active_sessions = len(stage.sessions)
             load.kv_cache_capacity_tokens = stage.sessions.capacity_tokens
             load.kv_cache_used_tokens = stage.sessions.reserved_tokens
         return load

@@ -11,14 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
-from meshnet.plane.client import PlaneClient
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.dtypes import BFLOAT16, FLOAT32, INT32
 from meshnet.errors import MeshError, NextHopError, WireError
+from meshnet.grammar import Want
+from meshnet.plane.client import PlaneClient
 from meshnet.timing import HopTiming, format_timing
 from meshnet.topology import Hop, LayerRange, NodeId, SessionId
-from meshnet.wire import AnswerHeader, ChunkHeader, Want
+from meshnet.wire import AnswerHeader, ChunkHeader
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.session import Session, SessionTable
 

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from meshnet.dtypes import BFLOAT16, item_size
 from meshnet.errors import Code, MeshError
+from meshnet.grammar import Want
 from meshnet.topology import LayerRange
-from meshnet.wire import Want, view_tensor
+from meshnet.wire import view_tensor
 from meshnet_node.backend import Cache, ShardSpec
 
 __all__ = ["StubBackend"]

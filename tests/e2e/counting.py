@@ -56,7 +56,7 @@ async def counting_proxy(target: str) -> AsyncIterator[Count]:
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1 << 20)
-    count.address = "127.0.0.1:%d" % server.sockets[0].getsockname()[1]
+    count.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield count
     finally:

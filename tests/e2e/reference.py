@@ -26,13 +26,18 @@ def load_whole(model: Path, dtype: torch.dtype) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
 
 
+def feed(whole, ids: list[int], cache):
+    """Run the next tokens; the head computes the last position only."""
+    return whole(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+
 @torch.inference_mode()
 def last_logits(whole, steps: list[list[int]]) -> list[npt.NDArray[np.float32]]:
     """Feed `steps` one after another; gives the last position's logits of each."""
     cache = None
     logits = []
     for ids in steps:
-        out = whole(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = feed(whole, ids, cache)
         cache = out.past_key_values
         logits.append(out.logits[0, -1].float().numpy())
     return logits
@@ -47,7 +52,7 @@ def generate(whole, prompt: list[int], num_tokens: int, chunk_tokens: int = 128)
     digests: list[str] = []
     while len(tokens) < num_tokens:
         for ids in steps:
-            out = whole(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            out = feed(whole, ids, cache)
             cache = out.past_key_values
         logits = out.logits[0, -1].float().numpy()
         digests.append(digest(logits))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from tests.e2e.counting import counting_proxy
-from tests.e2e.mesh import node_processes, shards_of
-
 from meshnet.compression import CompressionPolicies
+from meshnet.grammar import Want
 from meshnet.model_dir import read_model_dir
 from meshnet.plane.client import PlaneClient
-from meshnet.wire import Want
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
+from tests.e2e.counting import counting_proxy
+from tests.e2e.mesh import node_processes, shards_of
 
 DECODE_STEPS = 8
 BYTES_PER_TOKEN_ID = 4
@@ -33,9 +32,7 @@ async def test_a_decode_step_moves_one_hidden_state_a_boundary_in_one_request(sm
         before = [len(count.forwards()) for count in counts]
         for _ in range(DECODE_STEPS):
             output = await pipeline.step([int(output.logits.argmax())], Want("logits"))
-        sizes = [
-            count.forwards()[already:] for count, already in zip(counts, before, strict=True)
-        ]
+        sizes = [count.forwards()[already:] for count, already in zip(counts, before, strict=True)]
         await pipeline.close()
         await client.close()
 

@@ -7,15 +7,15 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+
+from meshnet.compression import CompressionPolicies
+from meshnet.grammar import Want
+from meshnet.plane.client import PlaneClient
+from meshnet_gateway.model_text import ModelText
+from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 from tests.e2e.mesh import node_processes, shards_of
 from tests.e2e.prompts import PROMPTS
 from tests.e2e.reference import Greedy, digest, generate, last_logits, load_whole
-
-from meshnet.compression import CompressionPolicies
-from meshnet.plane.client import PlaneClient
-from meshnet.wire import Want
-from meshnet_gateway.model_text import ModelText
-from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 
 NUM_TOKENS = 200
 LOGITS = Want("logits")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from tests.fakes import RecordingBackend
 
 from meshnet.compression import CompressionPolicies
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import Hop, LayerRange, NodeId
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.session import SessionLimits
+from tests.fakes import RecordingBackend
 
 StartNode = Callable[..., Awaitable[tuple[Hop, Node, RecordingBackend]]]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from meshnet.errors import MeshError, NextHopError, WireError
+from meshnet.grammar import Want
 from meshnet.timing import parse_timings
 from meshnet.topology import Hop, LayerRange, NodeId
-from meshnet.wire import Want
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline, join_answers
 from meshnet_node.stub import _make_stub_binary_activation
 

@@ -8,12 +8,13 @@ import uuid
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.fakes import RecordingBackend
 
 from meshnet.errors import Code, MeshError, PositionError, UnknownSessionError, WireError
+from meshnet.grammar import Want
 from meshnet.topology import Hop, LayerRange, NodeId, SessionId
-from meshnet.wire import ChunkHeader, Want
+from meshnet.wire import ChunkHeader
 from meshnet_node.stage import plan
+from tests.fakes import RecordingBackend
 
 SESSION = SessionId("8d7f2f0a-0000-4000-8000-000000000001")
 MIDDLE = RecordingBackend(LayerRange(2, 4), num_layers=6).spec
@@ -122,7 +123,7 @@ async def test_an_unknown_session_is_404(start_node, client):
 
 async def test_a_refused_chunk_leaves_the_cache_as_it_was(start_node, client):
     """A lower position must not cut the cache before the chunk is known to be good."""
-    hop, node, backend = await start_node("only", 0, 1)
+    hop, _, backend = await start_node("only", 0, 1)
     session = SessionId(str(uuid.uuid4()))
     await send(client, hop, chunk(session, 0))
     await send(client, hop, chunk(session, 2))
@@ -159,7 +160,7 @@ async def test_a_loading_node_answers_503_and_is_not_healthy(start_node, client)
 
 
 async def test_health_means_that_a_forward_ran(start_node, client, monkeypatch):
-    hop, node, backend = await start_node("only", 0, 1)
+    hop, _, backend = await start_node("only", 0, 1)
     monkeypatch.setattr("meshnet_node.app._HEALTH_AGE_S", 0.0)
     backend.fail_next = ZeroDivisionError("broken")
     status, body = await client.get(hop.address, "/healthz", timeout_s=5.0)
