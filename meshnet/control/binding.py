@@ -85,8 +85,6 @@ def bind_path(message: Message, values: Mapping[str, str]) -> None:
         if _is_set(holder, field) and getattr(holder, name) != value:
             raise invalid(path, f"the path says {text[:_MAX_SHOWN]!r}, the body another value")
         holder.MergeFrom(fresh)
-        if parents and not text:
-            holder.SetInParent()
 
 
 def bind_query(message: Message, query: str, *, body: str, bound: set[str]) -> None:
@@ -221,9 +219,10 @@ def _set(holder: Message, field: FieldDescriptor, text: str, shown: str) -> None
     """Set `field`, or append to it if repeated, from text."""
     inner = field.message_type
     if inner is not None and inner.full_name == _FIELD_MASK:
-        mask = getattr(holder, field.name)
+        masks = getattr(holder, field.name)
+        mask = masks.add() if field.is_repeated else masks
         mask.paths.extend(_snake_case(path) for path in text.split(",") if path)
-        holder.MergeFrom(type(holder)(**{field.name: mask}))
+        mask.SetInParent()
         return
     scalar = field
     if inner is not None and _WRAPPER.fullmatch(inner.full_name):
@@ -235,13 +234,6 @@ def _set(holder: Message, field: FieldDescriptor, text: str, shown: str) -> None
     except (json_format.ParseError, ValueError) as error:
         raise invalid(shown, f"{text[:_MAX_SHOWN]!r}: {_tail(error)}") from None
     holder.MergeFrom(fresh)
-    if (
-        field.has_presence
-        and not field.is_repeated
-        and inner is None
-        and not _is_set(holder, field)
-    ):
-        setattr(holder, field.name, getattr(fresh, field.name))
 
 
 def _json_value(field: FieldDescriptor, text: str, shown: str) -> Any:

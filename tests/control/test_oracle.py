@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import web
+
+from meshnet.control.transcode import MAX_BODY_BYTES, Transcoder
+
+ORACLE = Path(__file__).parent / "oracle"
+
+
+def load(name: str) -> Any:
+    """Import a module that lies beside this one: tests are no package."""
+    spec = importlib.util.spec_from_file_location(f"oracle_{name}", ORACLE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+CASES = load("cases").CASES
+server_module = load("server")
+
+
+@dataclass
+class Face:
+    """The echo service behind the transcoder."""
+
+    host: str
+    port: int
+    oracle: Any
+
+    async def ask(
+        self, method: str, path: str, headers: dict[str, str], body: bytes | None
+    ) -> tuple[int, dict[str, str], str]:
+        """Send a request byte for byte; gives status, header fields and body."""
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        try:
+            lines = [f"{method} {path} HTTP/1.1", "Host: oracle", "Connection: close"]
+            lines += [f"{name}: {value}" for name, value in headers.items()]
+            if body is not None:
+                lines.append(f"Content-Length: {len(body)}")
+            writer.write("\r\n".join([*lines, "", ""]).encode() + (body or b""))
+            raw = await asyncio.wait_for(reader.read(), 10)
+        finally:
+            writer.close()
+        head, _, rest = raw.partition(b"\r\n\r\n")
+        first, *fields = head.decode().split("\r\n")
+        answer = dict(line.split(": ", 1) for line in fields)
+        if answer.get("Transfer-Encoding") == "chunked":
+            rest = unchunk(rest)
+        return int(first.split()[1]), answer, rest.decode()
+
+
+def unchunk(raw: bytes) -> bytes:
+    body = b""
+    while raw:
+        size, _, raw = raw.partition(b"\r\n")
+        body += raw[: int(size, 16)]
+        raw = raw[int(size, 16) + 2 :]
+    return body
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return server_module.load_service(tmp_path_factory.mktemp("oracle"))
+
+
+@pytest.fixture
+async def face(service: Any) -> AsyncIterator[Face]:
+    oracle = server_module.Oracle(service)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((oracle.handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_route("*", "/{path:.*}", Transcoder(channel, [service]).handle)
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            await web.SockSite(runner, listener).start()
+            yield Face("127.0.0.1", listener.getsockname()[1], oracle)
+            await runner.cleanup()
+    await server.stop(0)
+
+
+def received(text: str) -> Any:
+    try:
+        return json.loads(json.loads(text)["request"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case[0].replace(" ", "-") for case in CASES])
+async def test_each_rule_of_the_annotations(face: Face, case: Any) -> None:
+    _, method, path, headers, body, want = case
+    status, _, text = await face.ask(method, path, headers, None if body is None else body.encode())
+    assert status == want[0], text
+    if len(want) > 1 and isinstance(want[1], dict):
+        assert received(text) == want[1]
+    elif len(want) > 1:
+        assert want[1] in text
