@@ -158,7 +158,8 @@ def arguments_of(module: nn.Module) -> frozenset[str]:
 
 
 def _load(directory: Path, shape: ModelDir, layers: LayerRange, dtype: torch.dtype) -> LoadedShard:
-    transformers_logging.disable_progress_bar()  # a node's log is no terminal
+    # A node's log is no terminal.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     _check_config(directory, config)
     whole = copy.deepcopy(config.get_text_config(decoder=True))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
+from meshnet.topology import LayerRange
 from meshnet_node.hf_exact import save_random_model
 from tests.node.tiny import save_tiny
 
@@ -63,20 +64,26 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_random_model(config, tmp_path_factory.mktemp("large"))
 
 
-def measure(small: Path, large: Path, start: int, end: int, dtype: str) -> dict[str, int]:
-    arguments = [str(small), str(large), str(start), str(end), dtype]
-    output = subprocess.run(
-        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, check=True, text=True
-    ).stdout
+def start(small: Path, large: Path, layers: LayerRange, dtype: str) -> subprocess.Popen[str]:
+    arguments = [str(small), str(large), str(layers.start), str(layers.end), dtype]
+    return subprocess.Popen(
+        [sys.executable, "-c", MEASURE, *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, int]:
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0
     return {name: int(value) for name, value in json.loads(output).items()}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_memory_is_in_proportion_to_the_layers_held(small: Path, large: Path, dtype: str) -> None:
-    part = measure(small, large, 4, 8, dtype)
-    whole = measure(small, large, 0, LAYERS, dtype)
-    print(part, whole)
+    processes = [
+        start(small, large, layers, dtype) for layers in (LayerRange(4, 8), LayerRange(0, LAYERS))
+    ]
+    part, whole = map(finish, processes)
     assert whole["weights"] > 100e6
     assert part["weights"] < 0.34 * whole["weights"]
     # The measure sees the weights at all:
