@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from meshnet.grammar import Want
 from meshnet.topology import LayerRange
-from meshnet.wire import Want
 from meshnet_node.stub import StubBackend
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from meshnet.grammar import Want
 from meshnet.topology import LayerRange
-from meshnet.wire import Want
 
 __all__ = ["Cache", "ShardBackend", "ShardSpec"]
 
