@@ -304,18 +304,20 @@ def _unknown(message: str, at: str) -> RouteError:
 
 def _uncovered(known: Sequence[Candidate], query: RouteQuery) -> RouteError:
     """Name the gaps of the digest that comes closest to being covered."""
-    gaps_of = []
+    found = []
     for digest, layer_count in sorted({(c.digest, c.layer_count) for c in known}):
         served = [c for c in known if (c.digest, c.layer_count) == (digest, layer_count)]
         able = [c for c in served if _is_eligible(c, query) and _speaks(c, query)]
-        gaps_of.append(uncovered_layers(able, layer_count))
-    gaps = min(gaps_of, key=lambda gaps: (sum(len(gap) for gap in gaps), gaps))
+        gaps = uncovered_layers(able, layer_count)
+        found.append((sum(len(gap) for gap in gaps), gaps, digest))
+    _, gaps, digest = min(found)
+    name = repr(query.model) + (f" in digest {digest!r}" if len(found) > 1 else "")
     if gaps:
-        names = ", ".join(str(gap) for gap in gaps)
-        message = f"layers {names} of {query.model!r} have no eligible node now"
+        layers = ", ".join(str(gap) for gap in gaps)
+        message = f"layers {layers} of {name} have no eligible node now"
     else:
         message = (
-            f"each layer of {query.model!r} has an eligible node, but no chain of them has "
+            f"each layer of {name} has an eligible node, but no chain of them has "
             "the embedding first, the LM head last and one wire version"
         )
     return RouteError(
