@@ -93,7 +93,7 @@ def parse_route(text: str) -> Route:
         if match is None or int(match["port"]) > 65535:
             raise ValueError("hops NODE@HOST:PORT/START-END joined by commas")
         node = parse_node_id(match["node"])
-        layers = parse_layers(match["layers"])
+        layers = parse_wire_layers(match["layers"])
         hops.append(Hop(node, f"{match['host']}:{match['port']}", layers))
     if len(hops) > _MAX_HOPS:
         raise ValueError(f"at most {_MAX_HOPS} hops")
@@ -148,9 +148,13 @@ def parse_positive(text: str) -> int:
 
 def parse_wire_layers(text: str) -> LayerRange:
     """Read a half-open layer range, ``start-end``."""
+    expected = "layers START-END, half-open, with START < END"
     if ":" in text:
-        raise ValueError("START-END, half-open")
-    return parse_layers(text)
+        raise ValueError(expected)
+    try:
+        return parse_layers(text)
+    except ValueError:
+        raise ValueError(expected) from None
 
 
 def parse_phase(text: str) -> Phase:
