@@ -50,7 +50,7 @@ def parse_source(source: str) -> Path | HubModel:
         ConfigError: neither of the two.
     """
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source and path.is_dir():
         return path.absolute()
     if path.is_file():
         hint = f": meshnet model import {source} DIR" if path.suffix == ".gguf" else ""
@@ -58,7 +58,7 @@ def parse_source(source: str) -> Path | HubModel:
     match = _HUB_NAME.fullmatch(source)
     if match is None or ".." in source:
         raise ConfigError(
-            f"{source}: no such directory, and no hub name of the form org/name[@revision]",
+            f"{source!r}: no such directory, and no hub name of the form org/name[@revision]",
             field="model",
         )
     return HubModel(match[1], match[2] or "main")
