@@ -114,14 +114,14 @@ class PlaneClient:
         async def read(connection: Connection, head: AnswerHead) -> Answer | MeshError:
             return await self._read_answer(connection, head, header)
 
+        deadline = asyncio.get_running_loop().time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                body, encoding = await compress_tensor(tensor, policy, ENCODINGS)
-                if encoding != header.encoding:
-                    header = replace(header, encoding=encoding)
-                fields = pack_chunk(header)
-                head = build_request("POST", "/forward", address, fields, len(body))
-                result = await self._exchange(address, head, body, read)
+            body, encoding = await compress_tensor(tensor, policy, ENCODINGS)
+            if encoding != header.encoding:
+                header = replace(header, encoding=encoding)
+            fields = pack_chunk(header)
+            head = build_request("POST", "/forward", address, fields, len(body))
+            result = await self._exchange(address, head, body, read, deadline)
         except TimeoutError as error:
             reason = str(error) or f"no answer within {timeout_s:g} s"
             raise NextHopError(
@@ -165,20 +165,21 @@ class PlaneClient:
             return head, await _read_bounded(connection, head, max_bytes)
 
         request = build_request(method, target, address, (), None)
+        deadline = asyncio.get_running_loop().time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                head, body = await self._exchange(address, request, b"", read)
+            head, body = await self._exchange(address, request, b"", read, deadline)
         except TimeoutError as error:
-            raise MeshError(
-                Code.DEADLINE_EXCEEDED, f"{address}: no answer within {timeout_s:g} s"
-            ) from error
+            reason = str(error) or f"no answer within {timeout_s:g} s"
+            raise MeshError(Code.DEADLINE_EXCEEDED, f"{address}: {reason}") from error
         except (OSError, WireError) as error:
             raise MeshError(Code.UNAVAILABLE, f"{address}: {error}") from error
         return head.status, head, body
 
-    async def _exchange(self, address: str, head: bytes, body: Body, read: _Read[_T]) -> _T:
+    async def _exchange(
+        self, address: str, head: bytes, body: Body, read: _Read[_T], deadline: float
+    ) -> _T:
         """Send one request and read its answer by `read`; any failure closes the connection."""
-        connection, reused = await self._pool.acquire(address)
+        connection, reused = await self._pool.acquire(address, deadline)
         received = connection.received
         try:
             return await self._exchange_on(address, connection, head, body, read)
@@ -188,7 +189,7 @@ class PlaneClient:
             if not reused or connection.received != received:
                 raise
         # The node closed the kept connection, perhaps as this request was under way.
-        connection, _ = await self._pool.acquire(address, fresh=True)
+        connection, _ = await self._pool.acquire(address, deadline, fresh=True)
         return await self._exchange_on(address, connection, head, body, read)
 
     async def _exchange_on(

@@ -24,7 +24,6 @@ __all__ = ["Connection", "ConnectionEndedError"]
 _BUFFER_BYTES: Final = 64 * 1024
 _JOIN_BYTES: Final = 64 * 1024
 _RECEIVES_PER_WAKE: Final = 16
-_LATE: Final = "the connection's deadline passed"
 
 
 class ConnectionEndedError(ConnectionError):
@@ -281,17 +280,13 @@ class Connection:
     def _on_late(self) -> None:
         for waiter in (self._readable, self._writable):
             if waiter is not None and not waiter.done():
-                waiter.set_exception(TimeoutError(_LATE))
-
-    def _check_deadline(self) -> None:
-        if self._deadline.passed:
-            raise TimeoutError(_LATE)
+                waiter.set_exception(TimeoutError())
 
     async def _wait_readable(self) -> None:
         """Wait until something was received; a connection that has ended fails instead."""
         if self._failure is not None:
             raise ConnectionEndedError(str(self._failure)) from self._failure
-        self._check_deadline()
+        self._deadline.check()
         self._readable = self._loop.create_future()
         try:
             await self._readable
@@ -299,7 +294,7 @@ class Connection:
             self._readable = None
 
     async def _wait_writable(self) -> None:
-        self._check_deadline()
+        self._deadline.check()
         self._writable = self._loop.create_future()
         self._loop.add_writer(self._sock.fileno(), self._on_writable)
         try:

@@ -21,10 +21,10 @@ class Deadline:
         self._when: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def passed(self) -> bool:
-        """Tell whether a deadline is set and has passed."""
-        return self._when is not None and self._when <= self._loop.time()
+    def check(self) -> None:
+        """Raise TimeoutError where a deadline is set and has passed."""
+        if self._when is not None and self._when <= self._loop.time():
+            raise TimeoutError
 
     def set(self, seconds: float | None) -> None:
         """Set the deadline `seconds` from now; None sets none."""

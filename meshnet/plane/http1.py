@@ -33,9 +33,10 @@ _REQUEST_LINE = re.compile(rf"({_NAME}) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
 _STATUS_LINE = re.compile(r"HTTP/1\.([0-9]) ([1-5][0-9]{2})(?: [^\x00-\x08\x0a-\x1f\x7f]*)?")
 # Every match spans one line from its start to its CRLF, so that as many matches as
 # lines means that each line is a field.
-_FIELDS = re.compile(rf"^({_NAME}):([^\x00-\x08\x0a-\x1f\x7f]*)\r\n", re.MULTILINE)
+_FIELDS = re.compile(rf"^({_NAME}):[ \t]*+([^\x00-\x08\x0a-\x1f\x7f]*)\r\n", re.MULTILINE)
 _ABSOLUTE = re.compile(r"https?://[^/?#@]+", re.IGNORECASE)
 _LENGTH = re.compile(r"[0-9]{1,19}")
+_FRAMING_NAMES: Final = {"connection", "content-length", "expect", "host", "transfer-encoding"}
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -197,7 +198,9 @@ def _split(head: bytes, max_fields: int) -> tuple[str, list[tuple[str, str]]]:
     line, separator, block = text.partition("\r\n")
     if not separator or "\n" in line or not block.endswith("\r\n"):
         raise WireError("a line of the head ends in a bare LF; expected CRLF")
-    fields = [(name, value.strip(" \t")) for name, value in _FIELDS.findall(block)]
+    fields: list[tuple[str, str]] = _FIELDS.findall(block)
+    if " \r\n" in block or "\t\r\n" in block:
+        fields = [(name, value.rstrip(" \t")) for name, value in fields]
     num_lines = block.count("\n") - 1
     if num_lines > max_fields:
         raise WireError(
@@ -226,22 +229,19 @@ class _Framing:
         self.hosts = 0
         self.options: list[str] = []
         for name, value in fields:
-            match name.lower():
+            key = name.lower()
+            if key not in _FRAMING_NAMES:
+                continue
+            match key:
                 case "content-length":
-                    if self.content_length is not None:
-                        raise WireError(
-                            "Content-Length is given more than once", field="Content-Length"
-                        )
-                    if _LENGTH.fullmatch(value) is None:
-                        raise _fault("Content-Length", value, "1 to 19 digits, once")
-                    self.content_length = int(value)
+                    self._take_length(value)
                 case "transfer-encoding":
-                    self._transfer_encoding(value)
+                    self._take_coding(value)
                 case "connection":
                     self.options += [item.strip(" \t") for item in value.lower().split(",")]
                 case "expect":
                     self.expects_continue = value.lower() == "100-continue"
-                case "host":
+                case _:
                     self.hosts += 1
         if self.chunked and self.content_length is not None:
             raise WireError(
@@ -255,7 +255,14 @@ class _Framing:
             return False
         return minor != "0" or "keep-alive" in self.options
 
-    def _transfer_encoding(self, value: str) -> None:
+    def _take_length(self, value: str) -> None:
+        if self.content_length is not None:
+            raise WireError("Content-Length is given more than once", field="Content-Length")
+        if _LENGTH.fullmatch(value) is None:
+            raise _fault("Content-Length", value, "1 to 19 digits, once")
+        self.content_length = int(value)
+
+    def _take_coding(self, value: str) -> None:
         if self.chunked:
             raise WireError("Transfer-Encoding is given more than once", field="Transfer-Encoding")
         codings = [item.strip(" \t") for item in value.lower().split(",")]

@@ -31,35 +31,36 @@ class ConnectionPool:
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._closed = False
 
-    async def acquire(self, address: str, *, fresh: bool = False) -> tuple[Connection, bool]:
+    async def acquire(
+        self, address: str, deadline: float, *, fresh: bool = False
+    ) -> tuple[Connection, bool]:
         """Give a connection to `address` and whether it served before; `fresh` forbids that.
 
-        Each must come back by `release`.
+        Each must come back by `release`. Until then what it waits for fails at `deadline`,
+        on the event loop's clock.
 
         Raises:
             OSError: no connection could be made.
-            TimeoutError: none was made in time.
+            TimeoutError: none was made, or none was free, in time.
         """
         turn = self._turns.get(address)
         if turn is None:
             turn = self._turns[address] = asyncio.Semaphore(self._max_open)
-        await turn.acquire()
-        idle = self._idle.get(address)
-        while idle and not fresh:
-            connection = idle.pop()
-            connection.on_end = None
-            if connection.is_reusable():
-                return connection, True
-            connection.close()
+        if turn.locked():
+            async with asyncio.timeout_at(deadline):
+                await turn.acquire()
+        else:
+            await turn.acquire()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                return Connection(await _connect(address)), False
-        except TimeoutError:
-            turn.release()
-            raise TimeoutError(f"no connection within {self._connect_timeout_s:g} s") from None
+            connection = None if fresh else self._take_idle(address)
+            reused = connection is not None
+            if connection is None:
+                connection = await self._open(address, deadline)
         except BaseException:
             turn.release()
             raise
+        connection.set_deadline(deadline - asyncio.get_running_loop().time())
+        return connection, reused
 
     def release(self, address: str, connection: Connection, *, reusable: bool) -> None:
         """Take a connection back, and keep it where it may serve again."""
@@ -68,6 +69,7 @@ class ConnectionPool:
         if self._closed or not reusable or connection.ended or len(idle) >= self._max_idle:
             connection.close()
             return
+        connection.set_deadline(None)
         connection.on_end = partial(self._drop, address, connection)
         idle.append(connection)
 
@@ -77,6 +79,25 @@ class ConnectionPool:
         for idle in self._idle.values():
             while idle:
                 idle.pop().close()
+
+    def _take_idle(self, address: str) -> Connection | None:
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            connection.on_end = None
+            if connection.is_reusable():
+                return connection
+            connection.close()
+        return None
+
+    async def _open(self, address: str, deadline: float) -> Connection:
+        started = asyncio.get_running_loop().time()
+        timeout_s = min(self._connect_timeout_s, deadline - started)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return Connection(await _connect(address))
+        except TimeoutError:
+            raise TimeoutError(f"no connection within {timeout_s:.3g} s") from None
 
     def _drop(self, address: str, connection: Connection) -> None:
         """Close an idle connection that its other end has closed."""
