@@ -1,0 +1,84 @@
+"""Server processes of the benchmarks: started, heard when ready, ended by their ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+READY_EVENT = "ready"
+_END_S = 10.0
+
+RAW_BODIES = {
+    f"MESHNET_COMPRESSION_LAN_{phase}_ENABLED": "false" for phase in ("PREFILL", "DECODE")
+}
+"""Environment of nodes that compress nothing, as the other transports do not either."""
+
+
+@contextmanager
+def servers(*commands: list[str]) -> Iterator[list[str]]:
+    """Run a Python process for each command; gives the address of each, ``host:port``.
+
+    A server prints a JSON object with ``event`` and ``address`` when it is ready, and ends
+    when its standard input does, as it does if this process is killed.
+
+    Args:
+        *commands: arguments of the interpreter.
+    """
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for command in commands:
+            process = _start(command)
+            processes.append(process)
+        yield [_ready_address(process) for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            _end(process)
+
+
+def node_command(name: str, layers: tuple[int, int], *backend: str) -> list[str]:
+    """Write the command of a node process.
+
+    Args:
+        name: id of the node.
+        layers: that it holds, half-open.
+        *backend: options that choose what computes.
+    """
+    return [
+        *("-m", "meshnet", "node", "--id", name, "--layers", f"{layers[0]}:{layers[1]}"),
+        *("--listen", "127.0.0.1:0", "--json", "--exit-with-parent", *backend),
+    ]
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **RAW_BODIES},
+    )
+
+
+def _ready_address(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        with suppress(ValueError):
+            event = json.loads(line)
+            if event.get("event") == READY_EVENT:
+                return str(event["address"])
+    raise RuntimeError(f"{process.args!r} ended with exit code {process.wait()} before it served")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Wait until a process that was asked to end has done so, and kill one that has not."""
+    try:
+        process.communicate(timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
