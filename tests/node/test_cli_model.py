@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from typer.testing import CliRunner
 
 from meshnet.errors import ConfigError
 from meshnet.model_dir import read_model_dir
+from meshnet_node import hf_survey
 from meshnet_node.cli_model import app
+from meshnet_node.hf_survey import SurveyRow
 from meshnet_node.model_files import resolve_model
 from tests.node.gguf_files import write_gguf
 
@@ -88,11 +91,22 @@ def test_survey_of_one_type() -> None:
     ]
 
 
-def test_survey_table() -> None:
-    result = run("survey", "--only", "qwen2")
+def test_survey_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(on_row: Callable[[SurveyRow], None], *, only: object) -> list[SurveyRow]:
+        found = [
+            SurveyRow("llama", "LlamaForCausalLM", True, ""),
+            SurveyRow("bamba", "BambaForCausalLM", False, "logits differ"),
+        ]
+        for row in found:
+            on_row(row)
+        return found
+
+    monkeypatch.setattr(hf_survey, "run_survey", rows)
+    result = run("survey")
     assert result.exit_code == 0, result.stderr
-    assert "Qwen2ForCausalLM" in result.stdout
-    assert "1 of 1 exact" in result.stdout
+    assert "BambaForCausalLM" in result.stdout
+    assert "logits differ" in result.stdout
+    assert "1 of 2 exact" in result.stdout
 
 
 def test_survey_of_an_unknown_type() -> None:
