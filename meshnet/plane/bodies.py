@@ -40,8 +40,9 @@ _T = TypeVar("_T")
 def allocate(num_bytes: int) -> memoryview:
     """Give memory of exactly `num_bytes` bytes, with whatever they hold.
 
-    Pages are touched first by what is received: zeroing them would cost as much as the
-    transfer does on a fast link.
+    Never kept for the next body. Measured, round trips of 0.5 to 4 MiB take no page fault
+    and no longer than with buffers kept: malloc gives back what the body before left. Only
+    past its mapping threshold, at 32 MiB, do kept buffers save some 15 % of the time.
     """
     return np.empty(num_bytes, np.uint8).data
 

@@ -37,7 +37,7 @@ _FORWARD: Final = "/forward"
 _SESSIONS: Final = "/sessions/"
 _DRAIN_BYTES: Final = 64 * 1024
 """An unread body up to this is read and dropped; for a longer one the connection closes."""
-_LINGER_S: Final = 5.0
+_LINGER_S: Final = 2.0
 
 _T = TypeVar("_T")
 
@@ -73,7 +73,7 @@ class Exchange:
 
     Attributes:
         connection: closed when `run` ends.
-        idle: no request is in flight, so that nothing is lost by closing.
+        idle: no request is in flight, so that no answer is lost by closing.
     """
 
     def __init__(self, connection: Connection, service: Service) -> None:
@@ -142,6 +142,7 @@ class Exchange:
         await connection.send(head, body)
         if close:
             if self._unread != 0 or connection.buffered:
+                self.idle = True
                 await connection.linger(_LINGER_S)
             return False
         if self._unread:

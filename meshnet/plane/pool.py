@@ -14,6 +14,17 @@ __all__ = ["ConnectionPool"]
 _ADDRESS = re.compile(r"(?P<host>[^\s\[\]:/@]+|\[(?P<six>[0-9A-Fa-f:.]+)\]):(?P<port>[0-9]{1,5})")
 
 
+class _Lane:
+    """The connections to one address."""
+
+    __slots__ = ("idle", "turn", "users")
+
+    def __init__(self, max_open: int) -> None:
+        self.idle: list[Connection] = []
+        self.turn = asyncio.Semaphore(max_open)
+        self.users = 0
+
+
 class ConnectionPool:
     """Keep-alive connections per address; the one used last is taken first.
 
@@ -27,8 +38,7 @@ class ConnectionPool:
         self._connect_timeout_s = connect_timeout_s
         self._max_open = max_open
         self._max_idle = max_idle
-        self._idle: dict[str, list[Connection]] = {}
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._lanes: dict[str, _Lane] = {}
         self._closed = False
 
     async def acquire(
@@ -36,59 +46,58 @@ class ConnectionPool:
     ) -> tuple[Connection, bool]:
         """Give a connection to `address` and whether it served before; `fresh` forbids that.
 
-        Each must come back by `release`. Until then what it waits for fails at `deadline`,
-        on the event loop's clock.
+        Each must come back by `release`. Whatever is waited for, here and on the
+        connection, fails at `deadline` on the event loop's clock.
 
         Raises:
             OSError: no connection could be made.
             TimeoutError: none was made, or none was free, in time.
         """
-        turn = self._turns.get(address)
-        if turn is None:
-            turn = self._turns[address] = asyncio.Semaphore(self._max_open)
-        if turn.locked():
-            async with asyncio.timeout_at(deadline):
-                await turn.acquire()
-        else:
-            await turn.acquire()
+        lane = self._lanes.get(address)
+        if lane is None:
+            lane = self._lanes[address] = _Lane(self._max_open)
+        lane.users += 1
         try:
-            connection = None if fresh else self._take_idle(address)
+            if lane.turn.locked():
+                async with asyncio.timeout_at(deadline):
+                    await lane.turn.acquire()
+            else:
+                await lane.turn.acquire()
+        except BaseException:
+            self._leave(address, lane)
+            raise
+        try:
+            connection = None if fresh else _take_idle(lane)
             reused = connection is not None
             if connection is None:
                 connection = await self._open(address, deadline)
         except BaseException:
-            turn.release()
+            lane.turn.release()
+            self._leave(address, lane)
             raise
         connection.set_deadline(deadline - asyncio.get_running_loop().time())
         return connection, reused
 
     def release(self, address: str, connection: Connection, *, reusable: bool) -> None:
         """Take a connection back, and keep it where it may serve again."""
-        self._turns[address].release()
-        idle = self._idle.setdefault(address, [])
-        if self._closed or not reusable or connection.ended or len(idle) >= self._max_idle:
+        lane = self._lanes[address]
+        full = len(lane.idle) >= self._max_idle
+        if self._closed or not reusable or connection.ended or full:
             connection.close()
-            return
-        connection.set_deadline(None)
-        connection.on_end = partial(self._drop, address, connection)
-        idle.append(connection)
+        else:
+            connection.set_deadline(None)
+            connection.on_end = partial(self._drop, address, connection)
+            lane.idle.append(connection)
+        lane.turn.release()
+        self._leave(address, lane)
 
     def close(self) -> None:
         """Close what is idle now, and what is in use as it comes back."""
         self._closed = True
-        for idle in self._idle.values():
-            while idle:
-                idle.pop().close()
-
-    def _take_idle(self, address: str) -> Connection | None:
-        idle = self._idle.get(address)
-        while idle:
-            connection = idle.pop()
-            connection.on_end = None
-            if connection.is_reusable():
-                return connection
-            connection.close()
-        return None
+        for address, lane in list(self._lanes.items()):
+            while lane.idle:
+                lane.idle.pop().close()
+            self._forget_unused(address, lane)
 
     async def _open(self, address: str, deadline: float) -> Connection:
         started = asyncio.get_running_loop().time()
@@ -101,18 +110,42 @@ class ConnectionPool:
 
     def _drop(self, address: str, connection: Connection) -> None:
         """Close an idle connection that its other end has closed."""
-        self._idle[address].remove(connection)
+        lane = self._lanes[address]
+        lane.idle.remove(connection)
         connection.close()
+        self._forget_unused(address, lane)
+
+    def _leave(self, address: str, lane: _Lane) -> None:
+        lane.users -= 1
+        self._forget_unused(address, lane)
+
+    def _forget_unused(self, address: str, lane: _Lane) -> None:
+        """Forget an address that nothing uses: callers name any number of them in routes."""
+        if lane.users == 0 and not lane.idle:
+            del self._lanes[address]
+
+
+def _take_idle(lane: _Lane) -> Connection | None:
+    while lane.idle:
+        connection = lane.idle.pop()
+        connection.on_end = None
+        if connection.is_reusable():
+            return connection
+        connection.close()
+    return None
 
 
 async def _connect(address: str) -> socket.socket:
     """Connect to ``host:port``, trying each address that the name has."""
     match = _ADDRESS.fullmatch(address)
-    if match is None:
+    if match is None or int(match["port"]) > 65535:
         raise OSError(f"address {address!r}: expected HOST:PORT")
     loop = asyncio.get_running_loop()
     host = match["six"] or match["host"]
-    found = await loop.getaddrinfo(host, int(match["port"]), type=socket.SOCK_STREAM)
+    try:
+        found = await loop.getaddrinfo(host, int(match["port"]), type=socket.SOCK_STREAM)
+    except UnicodeError:
+        raise OSError(f"address {address!r}: {host!r} is no host name") from None
     failure = OSError(f"{host} has no address")
     for family, kind, protocol, _, target in found:
         sock = socket.socket(family, kind, protocol)

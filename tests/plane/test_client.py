@@ -197,8 +197,25 @@ async def test_cold_get_and_release() -> None:
     with pytest.raises(MeshError) as caught:
         await client.get(address, "/healthz", timeout_s=BOUND_S)
     assert caught.value.code is Code.UNAVAILABLE
-    with pytest.raises(MeshError, match="HOST:PORT"):
-        await client.get("nonsense", "/healthz", timeout_s=BOUND_S)
+
+
+@pytest.mark.parametrize(
+    "address", ["nonsense", "h:99999", "h:0x10", "a..b:80", "[::1]", "u@h:80", ":80", "h i:80"]
+)
+async def test_an_address_that_is_none_is_a_failed_hop(address: str) -> None:
+    client = new_client()
+    with pytest.raises(NextHopError, match="address"):
+        await forward_p16(client, address)
+    assert not client._pool._lanes
+
+
+async def test_ipv6() -> None:
+    client = new_client()
+    server = PlaneServer(EchoHandler(), policies=CompressionPolicies())
+    host, port = await server.start("::1", 0)
+    assert (await forward_p16(client, f"[{host}]:{port}")).tensor is not None
+    await client.close()
+    await server.close(1.0)
 
 
 async def until_closed(reader: asyncio.StreamReader) -> None:
