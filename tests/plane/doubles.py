@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -208,3 +209,16 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
         0,
     )
     return head, await reader.readexactly(length)
+
+
+async def expect_good(caller: RawCaller) -> None:
+    """Assert that the connection still serves."""
+    await caller.send(request())
+    answer = await caller.read()
+    assert (answer.status, answer.body) == (200, P16)
+    assert not answer.closes
+
+
+def problem(body: bytes) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(body)
+    return parsed

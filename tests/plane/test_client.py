@@ -209,6 +209,15 @@ async def test_an_address_that_is_none_is_a_failed_hop(address: str) -> None:
     assert not client._pool._lanes
 
 
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 async def test_ipv6() -> None:
     client = new_client()
     server = PlaneServer(EchoHandler(), policies=CompressionPolicies())
