@@ -113,8 +113,8 @@ class NodeService:
         """Change labels, weight or cordoned; without a mask, those that are set."""
         wanted = request.node
         node_id = node_id_of(wanted.name, "node.name")
-        paths = list(request.update_mask.paths)
-        if not paths:
+        paths = [path for path in request.update_mask.paths if path not in ("name", "etag")]
+        if not request.update_mask.paths:
             paths = [descriptor.name for descriptor, _ in wanted.ListFields()]
             paths = [path for path in paths if path in _UPDATABLE]
         elif paths == ["*"]:

@@ -168,7 +168,7 @@ async def _abort(method: str, error: Exception, context: grpc.aio.ServicerContex
     status = to_status(error)
     context.set_trailing_metadata(((DETAILS_KEY, status.SerializeToString()),))
     context.set_code(_GRPC_CODES[status.code])
-    context.set_details(error.message)
+    context.set_details(status.message)
     return error.code.name
 
 

@@ -18,6 +18,7 @@ ERROR_DOMAIN: Final = "meshnet.dev"
 DETAILS_KEY: Final = "grpc-status-details-bin"
 """Trailing metadata that carries the serialized Status."""
 
+_MAX_TEXT: Final = 1000
 _ROUTE_REASONS: Final = ("LAYERS_UNCOVERED", "MODEL_UNKNOWN")
 _CODES: Final = {code.grpc_code: code for code in reversed(Code) if not code.value.reason}
 
@@ -29,12 +30,13 @@ def code_of(number: int) -> Code:
 
 def to_status(error: MeshError) -> status_pb2.Status:
     """Write an error with its reason, field and retry delay as details."""
-    status = status_pb2.Status(code=error.code.grpc_code, message=error.message)
+    message = _clean(error.message)
+    status = status_pb2.Status(code=error.code.grpc_code, message=message)
     reason = error.reason or error.code.name
     _add(status, error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN))
     if error.field is not None:
         bad = error_details_pb2.BadRequest()
-        bad.field_violations.add(field=error.field, description=error.message)
+        bad.field_violations.add(field=_clean(error.field), description=message)
         _add(status, bad)
     if error.retry_after_s is not None:
         retry = error_details_pb2.RetryInfo()
@@ -83,6 +85,12 @@ def from_status(status: status_pb2.Status) -> MeshError:
         return LeaseExpiredError(status.message)
     kind_of = RouteError if reason in _ROUTE_REASONS else MeshError
     return kind_of(code, status.message, field=field, reason=reason, retry_after_s=retry_after_s)
+
+
+def _clean(text: str) -> str:
+    """Make text fit for a protobuf string and for metadata, which is limited to 8 KiB."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return shown if len(shown) <= _MAX_TEXT else f"{shown[: _MAX_TEXT - 1]}…"
 
 
 def _add(status: status_pb2.Status, detail: Any) -> None:

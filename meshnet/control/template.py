@@ -16,6 +16,7 @@ __all__ = ["Capture", "PathTemplate", "parse_template", "percent_decode", "split
 
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})?")
 _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()+,;@-]+")
+_SLASH = re.compile(r"/(?![^{}]*\})")  # not inside of a variable
 _FIELD_PATH = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*")
 
 
@@ -112,9 +113,9 @@ def parse_template(text: str) -> PathTemplate:
         raise ValueError(f"path template {text!r}: expected a slash first")
     segments: list[str] = []
     spans: list[tuple[str, int, int]] = []
-    for part in re.findall(r"\{[^{}]*\}|[^/{}]+|[{}]", body[1:]):
+    for part in _SLASH.split(body[1:]):
         inner = part
-        if part.startswith("{"):
+        if part.startswith("{") and part.endswith("}"):
             path, _, pattern = part[1:-1].partition("=")
             inner = pattern or "*"
             if _FIELD_PATH.fullmatch(path) is None:

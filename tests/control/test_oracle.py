@@ -113,3 +113,45 @@ async def test_each_rule_of_the_annotations(face: Face, case: Any) -> None:
         assert received(text) == want[1]
     elif len(want) > 1:
         assert want[1] in text
+
+
+async def test_metadata_comes_back_as_header_fields(face: Face) -> None:
+    _, headers, text = await face.ask(
+        "GET", "/v1/meta", {"Grpc-Metadata-X-Bin": "AAE=", "Grpc-Metadata-Grpc-Timeout": "1S"}, None
+    )
+    assert headers["Grpc-Metadata-x-init"] == "i1"
+    assert headers["Grpc-Metadata-x-bin-bin"] == "AAE="
+    assert headers["Grpc-Trailer-x-trail"] == "t1"
+    assert '"x-bin":"bin:0001"' in text
+
+
+async def test_only_the_caller_chosen_metadata_passes(face: Face) -> None:
+    headers = {"Grpc-Metadata-Meshnet-Internal-Identity": "root", "Cookie": "c=1"}
+    _, _, text = await face.ask("GET", "/v1/meta", headers, None)
+    metadata = json.loads(text)["metadata"]
+    assert not [key for key in metadata if key.startswith("meshnet-internal") or key == "cookie"]
+
+
+@pytest.mark.parametrize("path", ["/v1/slow/60000", "/v1/stream?count=1000&millis=100"])
+async def test_a_client_that_goes_away_cancels_its_call(face: Face, path: str) -> None:
+    _, writer = await asyncio.open_connection(face.host, face.port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    await writer.drain()
+    await asyncio.wait_for(face.oracle.started.wait(), 5)
+    writer.close()
+    await asyncio.wait_for(face.oracle.ended.get(), 5)
+
+
+async def test_the_allowed_methods_are_named(face: Face) -> None:
+    _, headers, _ = await face.ask("PUT", "/v1/shelves", {}, b"")
+    assert headers["Allow"] == "GET, HEAD, OPTIONS, POST"
+
+
+async def test_an_unauthenticated_call_asks_for_a_bearer_token(face: Face) -> None:
+    _, headers, _ = await face.ask("GET", "/v1/fail/16", {}, None)
+    assert headers["WWW-Authenticate"] == "Bearer"
+
+
+async def test_an_absolute_target_loses_its_authority(face: Face) -> None:
+    status, _, text = await face.ask("GET", "http://other:1/v1/shelves/1", {}, None)
+    assert (status, received(text)) == (200, {"name": "shelves/1"})

@@ -70,6 +70,7 @@ class Oracle:
             service.methods_by_name["GetShelf"].output_type
         )
         self.received: list[Any] = []
+        self.started = asyncio.Event()
         self.ended: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -116,6 +117,7 @@ class Oracle:
 
     async def Slow(self, request: Any, context: Any) -> Any:  # noqa: N802
         context.add_done_callback(lambda c: self.ended.put_nowait(("Slow", c.cancelled())))
+        self.started.set()
         await asyncio.sleep(request.millis / 1000)
         return self._answer("Slow", request)
 
@@ -132,6 +134,7 @@ class Oracle:
 
     async def Stream(self, request: Any, context: Any) -> Any:  # noqa: N802
         context.add_done_callback(lambda c: self.ended.put_nowait(("Stream", c.cancelled())))
+        self.started.set()
         for index in range(request.count):
             if request.fail_after and index >= request.fail_after:
                 await context.abort(grpc.StatusCode.ABORTED, "mid-stream")
