@@ -24,6 +24,7 @@ _HARMLESS: Final = (
     "parallel_tool_calls",
     "prediction",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",

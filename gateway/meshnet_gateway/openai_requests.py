@@ -115,7 +115,14 @@ def read_chat(fields: Fields) -> ChatRequest:
     older_limit = fields.integer("max_tokens", 1, INT64 - 1)
     if limit is not None and older_limit is not None:
         fields.fail("max_tokens", older_limit, "only one of max_tokens and max_completion_tokens")
-    for name in ("audio", "reasoning_effort", "verbosity", "web_search_options", "function_call"):
+    for name in (
+        "audio",
+        "function_call",
+        "moderation",
+        "reasoning_effort",
+        "verbosity",
+        "web_search_options",
+    ):
         fields.refuse(name)
     fields.refuse("functions", [])
     fields.refuse("modalities", ["text"])

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -30,7 +31,7 @@ class Gateway:
     http: aiohttp.ClientSession
     service: OpenAIService
 
-    async def post(self, path: str, body: object, **headers: str) -> tuple[int, dict[str, object]]:
+    async def post(self, path: str, body: object, **headers: str) -> tuple[int, dict[str, Any]]:
         """Post JSON and give (status, JSON)."""
         async with self.http.post(self.url + path, json=body, headers=headers) as response:
             assert response.content_type == "application/json"

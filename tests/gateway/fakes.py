@@ -33,7 +33,6 @@ Logits = Callable[[Sequence[int], int], npt.NDArray[np.float32]]
 """All tokens fed so far and the number of the step, from 0, to float32 ``[vocab]``."""
 
 
-
 def write_model(directory: Path, *, template: str | None = CHATML) -> Path:
     """Write the text side of a tiny model: byte-level BPE of 256 bytes and a few merges."""
     tokenizer = Tokenizer(models.BPE())
@@ -67,7 +66,9 @@ def write_model(directory: Path, *, template: str | None = CHATML) -> Path:
     return directory
 
 
-def answer(logits: npt.NDArray[np.float32], want: Want, timings: tuple[HopTiming, ...]) -> StepOutput:
+def answer(
+    logits: npt.NDArray[np.float32], want: Want, timings: tuple[HopTiming, ...]
+) -> StepOutput:
     """Answer as a last stage does: full logits, or the K largest with the log-sum-exp."""
     if want.kind == "logits":
         return StepOutput(logits, None, None, None, timings)

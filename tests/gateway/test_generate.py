@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import pytest
@@ -40,7 +41,7 @@ async def run(
     return [delta for delta in deltas if isinstance(delta, Delta)], finish
 
 
-def iter_clock():
+def iter_clock() -> Callable[[], float]:
     """Make a clock that goes on by 10 ms whenever it is read."""
     ticks = iter(range(10**9))
     return lambda: next(ticks) * 0.01
@@ -149,11 +150,11 @@ async def test_timings_sum_the_hops_of_each_phase(text: ModelText) -> None:
 async def test_session_is_closed_when_a_step_fails(text: ModelText, fail_at: int) -> None:
     factory = saying(text, "h")
     factory.error, factory.fail_at = NextHopError("gone", failed_node="b"), fail_at
-    seen = []
+    events = generate(factory, "m", text, Generation((1,), GREEDY, 9))
+    for _ in range(fail_at):
+        assert isinstance(await anext(events), Delta)
     with pytest.raises(NextHopError):
-        async for event in generate(factory, "m", text, Generation((1,), GREEDY, 9)):
-            seen.append(event)
-    assert len(seen) == fail_at
+        await anext(events)
     assert factory.num_open == 0
 
 
@@ -176,7 +177,7 @@ async def test_session_is_closed_when_cancelled_in_a_step(text: ModelText) -> No
     assert factory.num_open == 0
 
 
-def several(factory: FakeFactory, text: ModelText, count: int) -> list:
+def several(factory: FakeFactory, text: ModelText, count: int) -> list[AsyncGenerator[Event, None]]:
     params = SamplingParams(seed=5)
     return [
         generate(factory, "m", text, Generation((1,), params, 40, (), index))
@@ -186,9 +187,7 @@ def several(factory: FakeFactory, text: ModelText, count: int) -> list:
 
 async def test_interleaved_completions_are_what_each_is_alone(text: ModelText) -> None:
     factory = FakeFactory(seeded(text.vocab_size))
-    alone = []
-    for stream in several(factory, text, 5):
-        alone.append([event async for event in stream])
+    alone = [[event async for event in stream] for stream in several(factory, text, 5)]
     together: list[list[Event]] = [[] for _ in range(5)]
     factory.most_open = 0
     async for index, event in interleave(several(factory, text, 5), max_running=2):
@@ -203,9 +202,9 @@ async def test_interleaved_completions_are_what_each_is_alone(text: ModelText) -
 async def test_one_failure_ends_and_closes_all(text: ModelText) -> None:
     factory = FakeFactory(seeded(text.vocab_size))
     factory.error, factory.fail_at = NextHopError("gone", failed_node="b"), 3
+    events = interleave(several(factory, text, 3), max_running=3)
     with pytest.raises(MeshError, match="gone"):
-        async for _ in interleave(several(factory, text, 3), max_running=3):
-            pass
+        [event async for event in events]
     assert factory.num_open == 0
     assert factory.most_open == 3
 

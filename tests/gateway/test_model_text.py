@@ -44,7 +44,9 @@ TEMPLATES = {
 
 def reference_ids(directory: Path, messages: list[dict[str, str]]) -> list[int]:
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+    encoded: Any = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True
+    )
     ids: list[int] = encoded["input_ids"]
     return ids
 

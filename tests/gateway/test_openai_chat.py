@@ -100,7 +100,7 @@ async def test_stop_strings(
 ) -> None:
     """Trouble report O2."""
     gateway = await serve(saying(text, *pieces))
-    wanted = {"model": MODEL, "messages": HI, "temperature": 0, "stop": "<<END>>"}
+    wanted: dict[str, Any] = {"model": MODEL, "messages": HI, "temperature": 0, "stop": "<<END>>"}
     whole = await gateway.client.chat.completions.create(**wanted)
     assert whole.choices[0].message.content == expected
     assert whole.choices[0].finish_reason == "stop"
@@ -168,20 +168,20 @@ async def test_both_names_of_the_token_limit(serve: Serve, text: ModelText, fiel
     gateway = await serve(saying(text, "h"))
     body = {"model": MODEL, "messages": HI, field: 3}
     _, answer = await gateway.post("/v1/chat/completions", body)
-    assert answer["usage"]["completion_tokens"] == 3  # type: ignore[index]
+    assert answer["usage"]["completion_tokens"] == 3
 
 
 async def test_without_a_limit_the_context_is_one(serve: Serve, text: ModelText) -> None:
     gateway = await serve(saying(text, "h"))
     _, answer = await gateway.post("/v1/chat/completions", {"model": MODEL, "messages": HI})
-    assert answer["choices"][0]["finish_reason"] == "length"  # type: ignore[index]
-    assert answer["usage"]["total_tokens"] == CONTEXT  # type: ignore[index]
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == CONTEXT
 
 
 async def test_choices_differ_and_repeat_with_their_seed(serve: Serve, text: ModelText) -> None:
     factory = FakeFactory(seeded(text.vocab_size))
     gateway = await serve(factory)
-    wanted = {"model": MODEL, "messages": HI, "n": 6, "seed": 3, "max_tokens": 8}
+    wanted: dict[str, Any] = {"model": MODEL, "messages": HI, "n": 6, "seed": 3, "max_tokens": 8}
     whole = await gateway.client.chat.completions.create(**wanted)
     texts = [choice.message.content for choice in whole.choices]
     assert [choice.index for choice in whole.choices] == list(range(6))
@@ -201,7 +201,13 @@ async def test_choices_differ_and_repeat_with_their_seed(serve: Serve, text: Mod
 
 async def test_logprobs(serve: Serve, text: ModelText) -> None:
     gateway = await serve(saying(text, "h", "\u4e2d"))
-    wanted = {"model": MODEL, "messages": HI, "temperature": 0, "max_tokens": 4, "logprobs": True}
+    wanted: dict[str, Any] = {
+        "model": MODEL,
+        "messages": HI,
+        "temperature": 0,
+        "max_tokens": 4,
+        "logprobs": True,
+    }
     answer = await gateway.client.chat.completions.create(**wanted, top_logprobs=2)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -216,7 +222,7 @@ async def test_logprobs(serve: Serve, text: ModelText) -> None:
     assert bare.choices[0].logprobs is not None
     assert bare.choices[0].logprobs.content is not None
     assert all(item.top_logprobs == [] for item in bare.choices[0].logprobs.content)
-    streamed = []
+    streamed: list[Any] = []
     stream = await gateway.client.chat.completions.create(**wanted, top_logprobs=2, stream=True)
     async for chunk in stream:
         if chunk.choices[0].logprobs is not None:
@@ -237,7 +243,7 @@ async def test_timings_come_only_when_asked_for(serve: Serve, text: ModelText) -
     body = {"model": MODEL, "messages": HI, "max_tokens": 5}
     _, timed = await gateway.post("/v1/chat/completions", body, **{"X-Meshnet-Timings": "1"})
     _, plain = await gateway.post("/v1/chat/completions", body)
-    assert timed["meshnet"]["decode"]["steps"] == 4  # type: ignore[index]
+    assert timed["meshnet"]["decode"]["steps"] == 4
     assert "meshnet" not in plain
     assert not any("meshnet" in item for item in await lines(gateway, {"max_tokens": 5}))
 
@@ -261,7 +267,7 @@ async def test_model_without_template_still_completes(
     body = {"model": MODEL, "max_tokens": 1}
     status, answer = await gateway.post("/v1/chat/completions", {**body, "messages": HI})
     assert status == 400
-    assert answer["error"]["code"] == "no_chat_template"  # type: ignore[index]
+    assert answer["error"]["code"] == "no_chat_template"
     assert (await gateway.post("/v1/completions", {**body, "prompt": "hi"}))[0] == 200
 
 

@@ -74,9 +74,7 @@ async def test_several_prompts_and_choices(serve: Serve, text: ModelText) -> Non
     both = await gateway.client.completions.create(prompt=["hello", "world"], **wanted)
     assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
     alone = await gateway.client.completions.create(prompt="hello", **wanted)
-    assert [choice.text for choice in both.choices[:2]] == [
-        choice.text for choice in alone.choices
-    ]
+    assert [choice.text for choice in both.choices[:2]] == [choice.text for choice in alone.choices]
     assert len({choice.text for choice in both.choices}) == 4
     assert both.usage is not None
     assert both.usage.prompt_tokens == len(text.encode("hello") + text.encode("world"))
@@ -109,9 +107,8 @@ async def test_stream_equals_the_whole(serve: Serve, text: ModelText) -> None:
     whole = await gateway.client.completions.create(**wanted)
     streamed: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "text_offset": []}
     parts = []
-    options = {"include_usage": True}
     async for chunk in await gateway.client.completions.create(
-        **wanted, stream=True, stream_options=options
+        **wanted, stream=True, stream_options={"include_usage": True}
     ):
         if not chunk.choices:
             assert chunk.usage == whole.usage

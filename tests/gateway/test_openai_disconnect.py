@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from typing import Any
 
 import pytest
@@ -21,7 +22,11 @@ async def connect(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send a request on a plain socket, whose end the test decides."""
     host, port = gateway.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # fills soon when not read
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=sock, limit=4096)
     body = json.dumps({"model": MODEL, "messages": HI, **changes}).encode()
     writer.write(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -69,13 +74,12 @@ async def test_a_reader_that_stops_reading_holds_its_session_back(
 ) -> None:
     directory = write_model(tmp_path_factory.mktemp("long"))
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(
-        json.dumps({**config, "max_position_embeddings": 10**6})
-    )
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**6}))
     long = ModelText.load(directory)
     factory = FakeFactory(scripted(text.encode("h"), text.vocab_size))
     gateway = await serve(factory, models={MODEL: long})
-    reader, writer = await connect(gateway, stream=True)
+    # Logprobs make events long.
+    reader, writer = await connect(gateway, stream=True, logprobs=True, top_logprobs=20)
     await reader.readline()
     (session,) = factory.sessions
     # The socket's buffers fill, then the steps stop: wait for the count to stand still.

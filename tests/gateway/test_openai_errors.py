@@ -79,7 +79,11 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "missing_required_parameter",
     ),
     ({"messages": [{**HI[0], "contnt": 1}]}, "messages[0].contnt", "unknown_parameter"),
-    ({"messages": [{**HI[0], "tool_calls": [1]}]}, "messages[0].tool_calls", "unsupported_parameter"),
+    (
+        {"messages": [{**HI[0], "tool_calls": [1]}]},
+        "messages[0].tool_calls",
+        "unsupported_parameter",
+    ),
     ({"model": None}, "model", "missing_required_parameter"),
     ({"model": 5}, "model", "invalid_type"),
     ({"max_tokens": 0}, "max_tokens", "invalid_value"),
@@ -221,7 +225,9 @@ async def test_bodies_that_are_no_json_object(
     assert len(error["message"]) < 300
 
 
-async def test_surrogate_pairs_are_text(serve: Serve, factory: FakeFactory, text: ModelText) -> None:
+async def test_surrogate_pairs_are_text(
+    serve: Serve, factory: FakeFactory, text: ModelText
+) -> None:
     gateway = await serve(factory)
     raw = json.dumps({"model": MODEL, "prompt": "\U0001f600", "max_tokens": 1}).encode()
     assert rb"\ud83d" in raw

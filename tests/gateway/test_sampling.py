@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,8 @@ def full(logits: npt.ArrayLike) -> StepOutput:
 
 def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     wide = logits.astype(np.float64)
-    return wide - np.log(np.exp(wide).sum())
+    shifted: npt.NDArray[np.float64] = wide - np.log(np.exp(wide).sum())
+    return shifted
 
 
 @pytest.mark.parametrize(
@@ -83,16 +85,12 @@ def test_draws_from_the_stated_distribution(
     num_draws = 4000
     # A new sampler each time: penalties and streams start afresh.
     counts = Counter(
-        Sampler(SamplingParams(**{**_fields(params), "seed": seed})).sample(full(LOGITS)).token_id
+        Sampler(replace(params, seed=seed)).sample(full(LOGITS)).token_id
         for seed in range(num_draws)
     )
     for token_id, share in enumerate(weights / weights.sum()):
         spread = 5 * np.sqrt(share * (1 - share) / num_draws)
         assert abs(counts[token_id] / num_draws - share) <= spread
-
-
-def _fields(params: SamplingParams) -> dict[str, object]:
-    return {name: getattr(params, name) for name in params.__dataclass_fields__}
 
 
 @given(
