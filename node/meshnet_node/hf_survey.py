@@ -24,13 +24,15 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from meshnet.errors import ConfigError
+from meshnet.errors import Code, ConfigError, MeshError
 from meshnet_node.hf_exact import find_difference, save_random_model
 from meshnet_node.hf_tiny import tiny_config
 
 __all__ = ["SurveyRow", "causal_model_types", "run_survey", "write_verified"]
 
 _VERIFIED: Final = Path(__file__).with_name("architectures.json")
+_WORKER: Final = ("-m", "meshnet_node.hf_survey")
+_START_TIMEOUT_S: Final = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def run_survey(
     *,
     only: Collection[str] | None = None,
     limit: int | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = 120.0,
 ) -> list[SurveyRow]:
     """Try architectures and tell which are exact in shards.
 
@@ -75,6 +77,7 @@ def run_survey(
 
     Raises:
         ConfigError: `only` names a type that transformers does not know.
+        MeshError: DEADLINE_EXCEEDED: the process that tries them does not start.
     """
     known = causal_model_types()
     if unknown := sorted(set(only or ()) - set(known)):
@@ -126,10 +129,11 @@ class _Worker:
             line = self._answers.get(timeout=timeout_s)
         except queue.Empty:
             self.stop()
-            return f"no answer within {timeout_s:.0f} s"
+            return f"no answer within {timeout_s:g} s"
         if not line:
+            status = process.wait()
             self.stop()
-            return f"the process died with status {process.returncode}"
+            return f"the process died with status {status}"
         return str(json.loads(line))
 
     def stop(self) -> None:
@@ -143,8 +147,8 @@ class _Worker:
             self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
-        self._process = subprocess.Popen(  # this interpreter, on this module
-            [sys.executable, "-m", "meshnet_node.hf_survey"],
+        self._process = subprocess.Popen(  # noqa: S603  # this interpreter, on this module
+            [sys.executable, *_WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -154,6 +158,15 @@ class _Worker:
         threading.Thread(
             target=_pump, args=(self._process.stdout, self._answers), daemon=True
         ).start()
+        try:
+            # Its imports are not counted against the first architecture.
+            self._answers.get(timeout=_START_TIMEOUT_S)
+        except queue.Empty:
+            self.stop()
+            raise MeshError(
+                Code.DEADLINE_EXCEEDED,
+                f"torch and transformers were not imported within {_START_TIMEOUT_S:.0f} s",
+            ) from None
         return self._process
 
 
@@ -183,6 +196,8 @@ def _serve(requests: IO[str], answers: IO[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    answers.write("ready\n")
+    answers.flush()
     for line in requests:
         answers.write(json.dumps(_try(line.strip())) + "\n")
         answers.flush()
