@@ -124,7 +124,11 @@ def _contenders(case: Case) -> dict[str, Contender]:
     raw = [*peer, "raw", "--num-bytes", str(case.num_bytes)]
     stub = ["--backend", "stub", "--hidden-size", str(case.shape[2])]
     node = node_command("echo", (0, 1), *stub, "--cache-tokens", str(_CACHE_TOKENS))
-    contenders = {OURS: Contender(node, Meshnet), RAW: Contender(raw, RawSocket)}
+    contenders = {
+        OURS: Contender(node, Meshnet),
+        f"{OURS}, plane alone": Contender([*peer, "plane"], Meshnet),
+        RAW: Contender(raw, RawSocket),
+    }
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cpus) > 1:
         for name, server_cpu in ((f"{RAW}, one core", cpus[0]), (f"{RAW}, two cores", cpus[1])):
@@ -178,6 +182,7 @@ def _table(case: Case, series: dict[str, Series]) -> Table:
 
 
 _NOTES = (
+    "plane alone is our client and server without a node's sessions and computing thread.",
     "Ratios are medians over the rounds of the ratio of a round's medians; below 1 is faster.",
     (
         "raw TCP is one buffer each way without framing: the limit. Its small messages have two"

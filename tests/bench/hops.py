@@ -79,7 +79,7 @@ async def run(options: Run) -> Report:
                 )
     if options.model is not None:
         with _model_routes(options.model) as routes:
-            title = f"model {read_model_dir(options.model).name}"
+            title = f"model {options.model.resolve().name}"
             count = max(2, 10 // options.divisor)
             report.tables.append(await _measure(title, routes, options.rounds(10), count, 0.0))
     return report

@@ -17,6 +17,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from meshnet.chunk import Answer, Chunk
+from meshnet.compression import CompressionPolicies
+from meshnet.plane.server import PlaneServer
+from meshnet.topology import SessionId
+from meshnet.wire import AnswerHeader
 from tests.bench.processes import READY_EVENT
 
 GRPC_METHOD = "/bench.Echo/Forward"
@@ -66,6 +71,36 @@ def _serve_raw(num_bytes: int) -> None:
                     sock.sendall(view)
             except ConnectionError:
                 continue
+
+
+class _EchoHandler:
+    """Answers hidden states as they came: a node without sessions or a thread that computes."""
+
+    async def forward(self, chunk: Chunk) -> Answer:
+        header = chunk.header
+        return Answer(
+            AnswerHeader(
+                shape=header.shape,
+                dtype=header.dtype,
+                session=header.session,
+                chunk_index=header.chunk_index,
+                chunk_total=header.chunk_total,
+            ),
+            chunk.tensor,
+        )
+
+    async def release(self, session: SessionId) -> None:
+        """Hold nothing."""
+
+    async def get(self, path: str) -> None:
+        """Serve nothing."""
+
+
+async def _serve_plane() -> None:
+    """Echo chunks by the plane's server alone."""
+    server = PlaneServer(_EchoHandler(), policies=CompressionPolicies())
+    _announce((await server.start("127.0.0.1", 0))[1])
+    await asyncio.Event().wait()
 
 
 async def _serve_aiohttp() -> None:
@@ -144,7 +179,7 @@ def _exit_at_end_of_input() -> None:
 def main() -> None:
     """Serve until standard input ends."""
     parser = argparse.ArgumentParser(prog="tests.bench.peers", description=__doc__)
-    parser.add_argument("name", choices=["raw", "aiohttp", "grpc", "grpc-aio"])
+    parser.add_argument("name", choices=["plane", "raw", "aiohttp", "grpc", "grpc-aio"])
     parser.add_argument("--num-bytes", type=int, default=0, help="of a raw message")
     parser.add_argument("--cpu", type=int, help="run on this CPU alone")
     arguments = parser.parse_args()
@@ -152,6 +187,8 @@ def main() -> None:
         os.sched_setaffinity(0, {arguments.cpu})
     threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
     match arguments.name:
+        case "plane":
+            asyncio.run(_serve_plane())
         case "raw":
             _serve_raw(arguments.num_bytes)
         case "aiohttp":
