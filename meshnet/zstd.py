@@ -1,11 +1,11 @@
 """zstd bodies, decoded strictly and in bounded memory (pure).
 
 Nothing that a body says of itself is believed. Its frame and block headers are walked
-first, at about a microsecond for each 128 KiB block: that proves every frame whole and
-every declared size and window within the bound, which the library alone does not (it
-ignores its output limit where a frame declares a size, passes truncated and trailing bytes
-over in silence, and takes a declared window as memory to reserve). Only then is memory
-taken.
+first, at about a microsecond for each 128 KiB block and a few for each frame: that proves
+every frame whole and every declared size and window within the bound, which the library
+alone does not (it ignores its output limit where a frame declares a size, passes truncated
+and trailing bytes over in silence, and takes a declared window as memory to reserve). Only
+then is memory taken.
 
 Source: RFC 8878; proto/WIRE.md, Bodies.
 """

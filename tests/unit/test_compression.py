@@ -228,6 +228,18 @@ def test_encoder_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         decompress_activation(b"x", "zstd")
 
 
+def test_encoder_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def compress(self, data: bytes) -> bytes:
+            raise zstandard.ZstdError("cannot allocate")
+
+    monkeypatch.setattr("meshnet.zstd._idle_compressors", {1: [Failing()]})
+
+    result = compress_activation(REAL, ALWAYS)
+
+    assert (result.decision, result.body) == ("unavailable", REAL)
+
+
 # --- decompressing
 
 

@@ -148,7 +148,7 @@ def test_size_limits(shape: str, code: Code | None) -> None:
     started = time.perf_counter()
     with pytest.raises(WireError) as caught:
         unpack_chunk(fields, limits)
-    assert time.perf_counter() - started < 0.1
+    assert time.perf_counter() - started < 1
     assert caught.value.code is code
     assert caught.value.field == "X-Meshnet-Shape"
     assert ("1024" in caught.value.message) == (code is Code.TOO_LARGE)
