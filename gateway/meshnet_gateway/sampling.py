@@ -158,18 +158,12 @@ class Sampler:
             return int(ids[logits == logits.max()].min())
         # The draw comes first: every token takes exactly one number of the random stream.
         draw = self._random.random()
-        scaled = (logits - logits.max()) / params.temperature
+        with np.errstate(over="ignore"):  # a tiny temperature: all but the largest become 0
+            scaled = (logits - logits.max()) / params.temperature
         if ids is None and params.top_k == 0 and params.top_p >= 1 and params.min_p == 0:
             return _draw(np.exp(scaled), draw)
-        order = _largest(ids, scaled, params.top_k or min(scaled.size, MAX_CANDIDATES))
-        weights = np.exp(scaled[order])
-        total = weights.sum() if params.top_k else np.exp(scaled).sum()
-        kept = _num_kept(weights, total, params)
-        if kept is None:  # a flat distribution, rare: the set reaches past the candidates
-            order = _largest(ids, scaled, scaled.size)
-            weights = np.exp(scaled[order])
-            kept = _num_kept(weights, weights.sum(), params) or weights.size
-        index = int(order[_draw(weights[:kept], draw)])
+        order, weights = _truncate(ids, scaled, params)
+        index = int(order[_draw(weights, draw)])
         return index if ids is None else int(ids[index])
 
 
@@ -220,19 +214,32 @@ def _largest(ids: _Ids | None, values: _Floats, count: int) -> _Ids:
     return among[np.argsort(-values[among], kind="stable")][:count]
 
 
-def _num_kept(weights: _Floats, total: float, params: SamplingParams) -> int | None:
-    """Count the tokens that top_p and min_p leave of falling `weights`; at least one.
+def _truncate(ids: _Ids | None, scaled: _Floats, params: SamplingParams) -> tuple[_Ids, _Floats]:
+    """Give the indices that top_k, top_p and min_p leave, and their weights, falling.
 
-    None where `weights`, a part of the `total`, may end before the set does.
+    Without top_k, the head of the vocabulary is nearly always enough; sorting all of it
+    takes ten times as long.
     """
+    sizes = (params.top_k,) if params.top_k else (MAX_CANDIDATES, 16 * MAX_CANDIDATES, scaled.size)
+    total = np.exp(scaled).sum()
+    for size in sizes:
+        order = _largest(ids, scaled, size)
+        weights = np.exp(scaled[order])
+        kept = _num_kept(weights, weights.sum() if params.top_k else total, params)
+        if kept < weights.size:  # else the set may reach past the head
+            break
+    return order[:kept], weights[:kept]
+
+
+def _num_kept(weights: _Floats, total: float, params: SamplingParams) -> int:
+    """Count the tokens that top_p of `total` and min_p leave of falling `weights`; at least one."""
     kept = weights.size
     if params.top_p < 1:
         kept = int(np.searchsorted(np.cumsum(weights), params.top_p * total)) + 1
     if params.min_p > 0:
         likely = np.searchsorted(-weights, -params.min_p * weights[0], side="right")
         kept = min(kept, int(likely))
-    complete = params.top_k > 0 or kept < weights.size
-    return max(1, min(kept, weights.size)) if complete else None
+    return max(1, min(kept, weights.size))
 
 
 def _draw(weights: _Floats, draw: float) -> int:

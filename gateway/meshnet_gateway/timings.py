@@ -12,6 +12,7 @@ __all__ = ["CompletionTimings", "PhaseTimings"]
 
 @dataclass(slots=True)
 class _HopSums:
+    num_steps: int = 0
     queue_ms: float = 0.0
     compute_ms: float = 0.0
     codec_ms: float = 0.0
@@ -46,6 +47,7 @@ class PhaseTimings:
             after = timings[index + 1].total_ms if index + 1 < len(timings) else timing.next_ms
             sums = self.hops.pop(timing.node, None) or _HopSums()
             self.hops[timing.node] = sums  # re-inserted: the latest route decides the order
+            sums.num_steps += 1
             sums.queue_ms += timing.queue_ms
             sums.compute_ms += timing.compute_ms
             sums.codec_ms += timing.codec_ms
@@ -65,8 +67,10 @@ class PhaseTimings:
                 setattr(ours, name, getattr(ours, name) + getattr(theirs, name))
 
     def describe(self) -> dict[str, Any]:
-        """Give totals, and each hop's means per step; ``wire_ms`` is to the hop after."""
-        steps = max(1, self.num_steps)
+        """Give totals, and each hop's means over the steps it took part in.
+
+        ``wire_ms`` is what of the wait for the hop after does not go to that hop's own time.
+        """
         return {
             "steps": self.num_steps,
             "tokens": self.num_tokens,
@@ -74,7 +78,12 @@ class PhaseTimings:
             "hops": [
                 {
                     "node": node,
-                    **{name: round(getattr(sums, name) / steps, 3) for name in _HopSums.__slots__},
+                    "steps": sums.num_steps,
+                    **{
+                        name: round(getattr(sums, name) / sums.num_steps, 3)
+                        for name in _HopSums.__slots__
+                        if name != "num_steps"
+                    },
                 }
                 for node, sums in self.hops.items()
             ],
