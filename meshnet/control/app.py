@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,7 @@ import grpc
 from aiohttp import web
 
 from meshnet.control.httpmeta import mesh_error_answer
+from meshnet.control.listen import BACKLOG, host_port, listen
 from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
 from meshnet.control.route_service import RouteService
@@ -32,7 +32,6 @@ from meshnet.errors import Code, ConfigError, MeshError
 __all__ = ["Addresses", "ControlServer", "ControlSettings"]
 
 EXPIRY_INTERVAL_S: Final = 0.25
-_BACKLOG: Final = 512
 
 _log = logging.getLogger(__name__)
 
@@ -108,14 +107,18 @@ class ControlServer:
             ConfigError: an address is taken or not this machine's; nothing was started.
         """
         settings = self._settings
-        listener = await _listen(settings.http_host, settings.http_port)
+        listener = await listen(settings.http_host, settings.http_port, "http_port")
         try:
+            if settings.grpc_port != 0:  # gRPC's own message does not say why
+                probe = await listen(settings.grpc_host, settings.grpc_port, "grpc_port")
+                probe.close()
             self._grpc_port = self._rpc.bind(settings.grpc_host, settings.grpc_port)
+            self._folder = Path(tempfile.mkdtemp(prefix="meshnet-"))
+            target = self._rpc.bind_unix(str(self._folder / "grpc.sock"))
         except ConfigError:
             listener.close()
+            await self.close()
             raise
-        self._folder = Path(tempfile.mkdtemp(prefix="meshnet-"))
-        target = self._rpc.bind_unix(str(self._folder / "grpc.sock"))
         await self._rpc.start()
         self._channel = grpc.aio.insecure_channel(target)
         self._runner = web.AppRunner(
@@ -124,11 +127,11 @@ class ControlServer:
             access_log=None,
         )
         await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=_BACKLOG).start()
+        await web.SockSite(self._runner, listener, backlog=BACKLOG).start()
         self._expiry = asyncio.create_task(self._expire())
         port = listener.getsockname()[1]
         return Addresses(
-            _join(settings.http_host, port), _join(settings.grpc_host, self._grpc_port)
+            host_port(settings.http_host, port), host_port(settings.grpc_host, self._grpc_port)
         )
 
     async def close(self) -> None:
@@ -187,37 +190,3 @@ async def _as_status(
         MeshError(code, f"{request.method} {request.path[:200]!r} cannot be answered")
     )
     return web.Response(status=number, headers=headers, body=body)
-
-
-async def _listen(host: str, port: int) -> socket.socket:
-    """Take an address, so that nobody else can; connections wait until it is served.
-
-    Raises:
-        ConfigError: the address is taken or not this machine's.
-    """
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError, OverflowError) as error:
-        raise _no_listen(host, port, error) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise _no_listen(host, port, error) from None
-    return listener
-
-
-def _no_listen(host: str, port: int, error: Exception) -> ConfigError:
-    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return ConfigError(
-        f"cannot listen for HTTP on {_join(host, port)}: {why.lower()}", field="http_port"
-    )
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -7,33 +7,21 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from typing import Any, Self
 
-import aiohttp
 import grpc
 
-from meshnet.control.rpc import KEEPALIVE_S
+from meshnet.control.connection import Connection
 from meshnet.control.status import from_status, status_of
 from meshnet.control.stubs import node_stub, route_stub
 from meshnet.control.validate import endpoint_address, node_id_of
-from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.errors import Code, MeshError
 from meshnet.topology import Hop, LayerRange, Route
 from meshnet.v1 import node_service_pb2 as node_pb
 from meshnet.v1 import route_service_pb2 as route_pb
 from meshnet.v1 import types_pb2
 
 __all__ = ["ClientSettings", "ControlClient", "to_hops"]
-
-_OPTIONS: Final = (
-    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +58,8 @@ class ControlClient:
     """
 
     def __init__(self, url: str, settings: ClientSettings | None = None) -> None:
-        self._url = url
         self._settings = settings or ClientSettings()
-        parts = urlsplit(url if "://" in url else f"grpc://{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = None
-        is_plain = parts.path in ("", "/") and not parts.query and parts.username is None
-        if parts.scheme not in ("grpc", "http") or not parts.hostname or not port or not is_plain:
-            raise ConfigError(
-                f"control plane {url!r}: expected grpc://HOST:PORT or http://HOST:PORT",
-                field="control",
-            )
-        self._scheme = parts.scheme
-        self._host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        self._port = port
-        self._rpc_port = port
-        self._channel: grpc.aio.Channel | None = None
-        self._must_ask = parts.scheme == "http"
-        self._lock = asyncio.Lock()
+        self._connection = Connection(url)
 
     async def __aenter__(self) -> Self:
         """Give the client; it connects with its first call."""
@@ -101,9 +71,7 @@ class ControlClient:
 
     async def close(self) -> None:
         """Close the connection; running calls are cancelled."""
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        await self._connection.close()
 
     async def register(
         self, node_id: str, node: node_pb.Node, *, ttl_s: float | None = None
@@ -181,7 +149,9 @@ class ControlClient:
         request = node_pb.WatchNodesRequest(
             start_revision=start_revision, model=model, include_load=include_load
         )
-        call = node_stub(await self._connect()).WatchNodes(request)
+        call = node_stub(await self._connection.open(self._settings.attempt_timeout_s)).WatchNodes(
+            request
+        )
         try:
             async for response in call:
                 yield response
@@ -260,7 +230,9 @@ class ControlClient:
             left_s = deadline_s - time.monotonic()
             attempt_s = max(0.001, min(left_s, settings.attempt_timeout_s))
             try:
-                return await method(await self._connect(attempt_s))(request, timeout=attempt_s)
+                return await method(await self._connection.open(attempt_s))(
+                    request, timeout=attempt_s
+                )
             except grpc.aio.AioRpcError as rpc_error:
                 error = _mesh_error(rpc_error)
             except MeshError as mesh_error:
@@ -271,39 +243,9 @@ class ControlClient:
             pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
             if not unanswered or time.monotonic() + pause_s >= deadline_s:
                 raise error
-            self._must_ask = self._scheme == "http"  # a restart may have moved the gRPC face
+            self._connection.doubt()
             await asyncio.sleep(pause_s)
             backoff_s = min(2 * backoff_s, settings.max_backoff_s)
-
-    async def _connect(self, timeout_s: float | None = None) -> grpc.aio.Channel:
-        async with self._lock:
-            port = self._rpc_port
-            if self._must_ask:
-                port = await self._ask_port(timeout_s or self._settings.attempt_timeout_s)
-                self._must_ask = False
-            if self._channel is None or port != self._rpc_port:
-                await self.close()
-                self._rpc_port = port
-                self._channel = grpc.aio.insecure_channel(f"{self._host}:{port}", options=_OPTIONS)
-            return self._channel
-
-    async def _ask_port(self, timeout_s: float) -> int:
-        """Ask the JSON face for the port of the gRPC face."""
-        where = f"http://{self._host}:{self._port}/healthz"
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(where) as response,
-            ):
-                health = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            why = str(error) or type(error).__name__
-            raise MeshError(Code.UNAVAILABLE, f"no answer from {where}: {why}"[:500]) from None
-        port = health.get("grpc_port") if isinstance(health, dict) else None
-        if not isinstance(port, int) or not 0 < port < 65536:
-            raise ConfigError(f"{where} is not a control plane: no grpc_port", field="control")
-        return port
 
 
 def to_hops(route: route_pb.Route) -> Route:

@@ -15,7 +15,7 @@ from meshnet.v1 import node_service_pb2 as pb
 __all__ = ["Record", "desired_state", "drain", "heartbeat", "lose", "register"]
 
 _LEAVING = (pb.NODE_STATE_DRAINING, pb.NODE_STATE_DRAINED)
-_OUTPUT_ONLY = ("state", "load", "create_time", "heartbeat_time")
+_OUTPUT_ONLY = ("state", "load", "create_time", "heartbeat_time", "drain_reason")
 
 
 @dataclass(slots=True)
@@ -64,6 +64,7 @@ def register(node_id: NodeId, node: pb.Node, before: Record | None, wall_s: floa
         fresh.state = old.state
         fresh.load.CopyFrom(old.load)
         fresh.create_time.CopyFrom(old.create_time)
+        fresh.drain_reason = old.drain_reason
         record.drain_until_s = before.drain_until_s
     return record
 
@@ -84,7 +85,7 @@ def heartbeat(before: Record, request: pb.HeartbeatRequest, wall_s: float, now: 
     return record
 
 
-def drain(before: Record, until_s: float) -> Record:
+def drain(before: Record, until_s: float, reason: str) -> Record:
     """Take in an operator's wish to drain.
 
     Raises:
@@ -100,6 +101,7 @@ def drain(before: Record, until_s: float) -> Record:
     record = before.copy()
     if record.node.state != pb.NODE_STATE_DRAINED:
         record.node.state = pb.NODE_STATE_DRAINING
+        record.node.drain_reason = reason
         record.drain_until_s = until_s
     return record
 

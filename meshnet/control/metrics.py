@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from meshnet.control.store import Snapshot
+from meshnet.control.registry import Snapshot
 from meshnet.v1 import node_service_pb2 as pb
 
 __all__ = ["CONTENT_TYPE", "ControlMetrics"]

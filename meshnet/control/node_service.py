@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshnet.control.paging import page_of
-from meshnet.control.store import Event, RegistryStore
+from meshnet.control.registry import Event, RegistryStore
 from meshnet.control.validate import (
     check_labels,
     check_model,
@@ -27,6 +27,7 @@ from meshnet.v1 import types_pb2
 __all__ = ["LeaseTimes", "NodeService"]
 
 MAX_GRACE_S: Final = 24 * 3600.0
+MAX_REASON: Final = 256
 _UPDATABLE: Final = ("labels", "weight", "cordoned")
 
 
@@ -149,7 +150,10 @@ class NodeService:
         if request.HasField("grace_period"):
             grace_s = _seconds(request.grace_period.ToNanoseconds(), "grace_period") or grace_s
         node_id = node_id_of(request.name)
-        node = await self._store.drain(node_id, request.etag, min(grace_s, MAX_GRACE_S))
+        if len(request.reason) > MAX_REASON:
+            raise invalid("reason", f"expected at most {MAX_REASON} characters")
+        grace_s = min(grace_s, MAX_GRACE_S)
+        node = await self._store.drain(node_id, request.etag, grace_s, request.reason)
         return pb.DrainNodeResponse(node=node)
 
     async def DeregisterNode(  # noqa: N802

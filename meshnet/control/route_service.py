@@ -9,7 +9,7 @@ from typing import Final
 
 import meshnet
 from meshnet.control.paging import page_of
-from meshnet.control.store import RegistryStore, Snapshot
+from meshnet.control.registry import RegistryStore, Snapshot
 from meshnet.control.validate import check_model, check_required, invalid, node_id_of
 from meshnet.errors import Code, MeshError, RouteError
 from meshnet.routing import Candidate, RouteQuery, Selected, select_routes, uncovered_layers

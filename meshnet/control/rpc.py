@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
+from meshnet.control.listen import host_port
 from meshnet.control.status import DETAILS_KEY, to_status
 from meshnet.errors import Code, ConfigError, MeshError
 
@@ -69,19 +70,30 @@ class RpcServer:
         Raises:
             ConfigError: it is taken, or not this machine's.
         """
-        name = f"[{host}]" if ":" in host else host
+        address = host_port(host, port)
         try:
-            return self._server.add_insecure_port(f"{name}:{port}")
+            return self._server.add_insecure_port(address)
         except RuntimeError:
             raise ConfigError(
-                f"cannot listen for gRPC on {name}:{port}: the port is taken or the address "
-                "is not this machine's",
+                f"cannot listen on {address}: the port is taken or the address is not this "
+                "machine's",
                 field="grpc_port",
             ) from None
 
     def bind_unix(self, path: str) -> str:
-        """Listen on a unix socket too; gives the target for a channel."""
-        self._server.add_insecure_port(f"unix:{path}")
+        """Listen on a unix socket too; gives the target for a channel.
+
+        Raises:
+            ConfigError: no socket can be made there, for example since the path is too long.
+        """
+        try:
+            self._server.add_insecure_port(f"unix:{path}")
+        except RuntimeError:
+            raise ConfigError(
+                f"cannot make the socket {path}: expected a folder of at most 80 characters "
+                "that can be written to",
+                field="TMPDIR",
+            ) from None
         return f"unix:{path}"
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""The registry: which nodes there are, their leases, revisions, and the log of changes."""
+"""The registry of a single replica: nodes, leases, revisions, and the log of changes."""
 
 from __future__ import annotations
 
@@ -6,96 +6,19 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from meshnet.control.lifecycle import Record, desired_state, drain, heartbeat, lose, register
+from meshnet.control.registry import Event, Heartbeat, Snapshot
 from meshnet.errors import Code, MeshError
 from meshnet.lease import Lease, LeaseId, LeaseTable
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as pb
 
-__all__ = ["Event", "Heartbeat", "MemoryStore", "RegistryStore", "Snapshot"]
+__all__ = ["MemoryStore"]
 
 LOG_LENGTH: Final = 4096
 WATCH_BACKLOG: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All nodes at one revision, in order of name; the messages are not to be changed."""
-
-    nodes: tuple[pb.Node, ...]
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One change.
-
-    Attributes:
-        revision: of the registry after it; that of the change before for a load report.
-        node: as it is now, or was last if it is gone; not to be changed.
-        models_before: models that the node served before.
-        is_deleted: whether the node is gone.
-        is_load: whether only the load changed.
-    """
-
-    revision: int
-    node: pb.Node
-    models_before: frozenset[str] = frozenset()
-    is_deleted: bool = False
-    is_load: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """Answer to a heartbeat: the lease, the state wanted, seconds left to drain, the revision."""
-
-    lease: Lease
-    desired_state: pb.NodeState
-    drain_remaining_s: float | None
-    revision: int
-
-
-class RegistryStore(Protocol):
-    """What the services need of a registry; every method raises MeshError alone."""
-
-    async def register(
-        self, node_id: NodeId, node: pb.Node, address: str, ttl_s: float
-    ) -> tuple[pb.Node, Lease, int]:
-        """Store `node` under a lease; gives it as stored, with the lease and the revision."""
-        ...
-
-    async def heartbeat(self, node_id: NodeId, request: pb.HeartbeatRequest) -> Heartbeat:
-        """Renew a lease and take in the node's report."""
-        ...
-
-    async def update(
-        self, node_id: NodeId, etag: str, change: Callable[[pb.Node], None]
-    ) -> pb.Node:
-        """Apply an operator's change if `etag` is empty or the node's."""
-        ...
-
-    async def drain(self, node_id: NodeId, etag: str, grace_s: float) -> pb.Node:
-        """Start draining a node; running sessions get `grace_s` seconds."""
-        ...
-
-    async def deregister(self, node_id: NodeId, etag: str) -> None:
-        """Remove a node and end its lease."""
-        ...
-
-    async def get(self, node_id: NodeId) -> pb.Node:
-        """Give one node."""
-        ...
-
-    async def snapshot(self) -> Snapshot:
-        """Give all nodes."""
-        ...
-
-    def watch(self, after: int) -> AsyncGenerator[Event, None]:
-        """Give each change after revision `after`, and load reports as they come."""
-        ...
 
 
 class MemoryStore:
@@ -186,14 +109,14 @@ class MemoryStore:
         self._put(node_id, record)
         return record.node
 
-    async def drain(self, node_id: NodeId, etag: str, grace_s: float) -> pb.Node:
+    async def drain(self, node_id: NodeId, etag: str, grace_s: float, reason: str) -> pb.Node:
         """Start draining a node; one that drains or has drained keeps its state.
 
         Raises:
             MeshError: NOT_FOUND; ABORTED, another etag; FAILED_PRECONDITION, it is LOST.
         """
         now = self.expire()
-        record = drain(self._find(node_id, etag), now + grace_s)
+        record = drain(self._find(node_id, etag), now + grace_s, reason)
         self._put(node_id, record)
         return record.node
 

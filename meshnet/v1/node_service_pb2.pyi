@@ -32,7 +32,7 @@ NODE_STATE_DRAINED: NodeState
 NODE_STATE_LOST: NodeState
 
 class Node(_message.Message):
-    __slots__ = ("name", "incarnation", "shards", "endpoints", "wire", "location", "labels", "weight", "cordoned", "software_version", "state", "load", "create_time", "heartbeat_time", "etag")
+    __slots__ = ("name", "incarnation", "shards", "endpoints", "wire", "location", "labels", "weight", "cordoned", "software_version", "state", "load", "create_time", "heartbeat_time", "etag", "drain_reason")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Node(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_TIME_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: int
     shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.Shard]
@@ -70,7 +71,8 @@ class Node(_message.Message):
     create_time: _timestamp_pb2.Timestamp
     heartbeat_time: _timestamp_pb2.Timestamp
     etag: str
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.Shard, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.Endpoint, _Mapping]]] = ..., wire: _Optional[_Union[_types_pb2.WireProfile, _Mapping]] = ..., location: _Optional[_Union[_types_pb2.Location, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., weight: _Optional[int] = ..., cordoned: _Optional[bool] = ..., software_version: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., load: _Optional[_Union[_types_pb2.LoadStats, _Mapping]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., heartbeat_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ...) -> None: ...
+    drain_reason: str
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.Shard, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.Endpoint, _Mapping]]] = ..., wire: _Optional[_Union[_types_pb2.WireProfile, _Mapping]] = ..., location: _Optional[_Union[_types_pb2.Location, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., weight: _Optional[int] = ..., cordoned: _Optional[bool] = ..., software_version: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., load: _Optional[_Union[_types_pb2.LoadStats, _Mapping]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., heartbeat_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., drain_reason: _Optional[str] = ...) -> None: ...
 
 class RegisterNodeRequest(_message.Message):
     __slots__ = ("node", "node_id", "requested_ttl")

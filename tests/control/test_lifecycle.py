@@ -170,7 +170,7 @@ async def test_a_node_drains_and_is_told_so(mesh):
     await mesh.join("a", (0, 8))
     await mesh.beat("a", active_sessions=2)
     drained = await mesh.client.drain("a", grace_s=60.0, reason="new disk")
-    assert drained.state == pb.NODE_STATE_DRAINING
+    assert (drained.state, drained.drain_reason) == (pb.NODE_STATE_DRAINING, "new disk")
     with pytest.raises(RouteError):
         await mesh.client.select_route(MODEL)
     mesh.clock.advance(5.0)

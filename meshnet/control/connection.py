@@ -1,0 +1,104 @@
+"""Where a control plane is, and the channel to its gRPC face."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import grpc
+
+from meshnet.control.listen import host_port
+from meshnet.control.rpc import KEEPALIVE_S
+from meshnet.errors import Code, ConfigError, MeshError
+
+__all__ = ["Connection"]
+
+_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+class Connection:
+    """One channel, opened when first needed.
+
+    Args:
+        url: ``grpc://HOST:PORT``, ``HOST:PORT``, or ``http://HOST:PORT`` of the JSON face,
+            which is then asked for the port of the gRPC face.
+
+    Raises:
+        ConfigError: `url` is none of these.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url if "://" in url else f"grpc://{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            parts, host, port = urlsplit(""), None, None
+        is_plain = parts.path in ("", "/") and not parts.query and parts.username is None
+        if parts.scheme not in ("grpc", "http") or not host or not port or not is_plain:
+            raise ConfigError(
+                f"control plane {url!r}: expected grpc://HOST:PORT or http://HOST:PORT",
+                field="control",
+            )
+        self._host = host
+        self._port = port
+        self._is_http = parts.scheme == "http"
+        self._must_ask = self._is_http
+        self._rpc_port = port
+        self._channel: grpc.aio.Channel | None = None
+        self._lock = asyncio.Lock()
+
+    async def open(self, timeout_s: float) -> grpc.aio.Channel:
+        """Give the channel, asking the JSON face for the port first where that is due.
+
+        Raises:
+            MeshError: UNAVAILABLE, the JSON face does not answer.
+            ConfigError: what answers is no control plane.
+        """
+        async with self._lock:
+            port = self._rpc_port
+            if self._must_ask:
+                port = await self._ask_port(timeout_s)
+                self._must_ask = False
+            if self._channel is None or port != self._rpc_port:
+                await self.close()
+                self._rpc_port = port
+                target = host_port(self._host, port)
+                self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+            return self._channel
+
+    def doubt(self) -> None:
+        """Say that a call got no answer: a restart may have moved the gRPC face."""
+        self._must_ask = self._is_http
+
+    async def close(self) -> None:
+        """Close the channel; running calls are cancelled."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def _ask_port(self, timeout_s: float) -> int:
+        where = f"http://{host_port(self._host, self._port)}/healthz"
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(where) as response,
+            ):
+                health = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            why = str(error) or type(error).__name__
+            raise MeshError(Code.UNAVAILABLE, f"no answer from {where}: {why}"[:500]) from None
+        port = health.get("grpc_port") if isinstance(health, dict) else None
+        if not isinstance(port, int) or not 0 < port < 65536:
+            raise ConfigError(f"{where} is not a control plane: no grpc_port", field="control")
+        return port

@@ -1,0 +1,51 @@
+"""Taking an address to listen on, with an error that names it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Final
+
+from meshnet.errors import ConfigError
+
+__all__ = ["BACKLOG", "host_port", "listen"]
+
+BACKLOG: Final = 512
+
+
+async def listen(host: str, port: int, setting: str) -> socket.socket:
+    """Take an address, so that nobody else can; connections wait until it is served.
+
+    Args:
+        host: name or address of an interface of this machine.
+        port: 0 for any.
+        setting: name of the setting that an error is about.
+
+    Raises:
+        ConfigError: the address is taken or not this machine's.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise _unusable(host, port, setting, error) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise _unusable(host, port, setting, error) from None
+    return listener
+
+
+def host_port(host: str, port: int) -> str:
+    """Join host and port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _unusable(host: str, port: int, setting: str, error: Exception) -> ConfigError:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return ConfigError(f"cannot listen on {host_port(host, port)}: {why.lower()}", field=setting)
