@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,15 +26,18 @@ class FakeClock:
 
 
 class RecordingBackend(StubBackend):
-    """A stub that records what it was called with, and adds `bias` to hidden states."""
+    """A stub with a head that records its calls, and fails or blocks when told."""
 
     def __init__(self, layers: LayerRange, *, hidden_size: int = 8, num_layers: int | None = None):
-        super().__init__(layers, hidden_size=hidden_size, num_layers=num_layers)
+        super().__init__(layers, hidden_size=hidden_size, num_layers=num_layers, head=True)
         self.calls: list[tuple[int, int, str, str]] = []
         self.fail_next: Exception | None = None
+        self.block: threading.Event | None = None
 
     def forward(self, cache, tensor: npt.NDArray[np.generic], *, layers: LayerRange, want: Want):
         self.calls.append((cache.length, tensor.shape[1], str(layers), str(want)))
+        if self.block is not None:
+            self.block.wait(30.0)
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error

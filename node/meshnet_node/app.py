@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import ml_dtypes
@@ -32,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _HEALTH_AGE_S = 10.0
 _HOUSEKEEPING_S = 5.0
+_PROBE_WAIT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,7 @@ class Node:
         self._client = PlaneClient(policies=policies)
         self._server = PlaneServer(self, policies=policies)
         self._housekeeping: asyncio.Task[None] | None = None
-        self._checked_at = -_HEALTH_AGE_S
-        self._checked_chunks = 0
+        self._probing: asyncio.Task[None] | None = None
 
     async def listen(self) -> str:
         """Take the port; gives the bound address as ``host:port``.
@@ -124,28 +123,36 @@ class Node:
     async def close(self) -> None:
         """Stop accepting, let requests in flight end within the grace, free everything."""
         await self._server.close(self.settings.grace_s)
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._housekeeping
+        for task in (self._housekeeping, self._probing):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         await self._client.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def healthy(self) -> bool:
-        """Tell whether a forward ran through the shard lately; runs one if none did."""
+        """Tell whether a forward ran through the shard lately; runs one if none did.
+
+        It never waits for a shard that is busy: the answer would queue behind the chunk,
+        and the node's lease would end meanwhile. A busy shard counts as healthy for as long
+        as a chunk may take.
+        """
         stage = self.stage
         if stage is None:
             return False
-        now = time.monotonic()
-        if stage.num_chunks > self._checked_chunks or now - self._checked_at < _HEALTH_AGE_S:
-            self._checked_chunks = stage.num_chunks
+        age_s = time.perf_counter() - stage.last_forward
+        if age_s < _HEALTH_AGE_S:
             return True
-        try:
-            await self._run_probe(stage)
-        except MeshError as error:
-            _log.error("the shard's probe failed: %s", error)
-            return False
-        return True
+        if stage.queue_depth == 0:
+            if self._probing is None or self._probing.done():
+                self._probing = asyncio.create_task(self._run_probe(stage))
+            await asyncio.wait({self._probing}, timeout=_PROBE_WAIT_S)
+            if self._probing.done():
+                error = self._probing.exception()
+                if error is not None:
+                    _log.error("the shard's probe failed: %s", error)
+                return error is None
+        return age_s < self.settings.hop_timeout_s
 
     async def forward(self, chunk: Chunk) -> Answer:
         """Run one chunk: `PlaneHandler`."""
@@ -191,7 +198,7 @@ class Node:
     async def _run_probe(self, stage: Stage) -> None:
         """Run one token through the shard on a cache of its own."""
         await asyncio.get_running_loop().run_in_executor(self._executor, _probe, stage.backend)
-        self._checked_at = time.monotonic()
+        stage.last_forward = time.perf_counter()
 
     async def _keep_house(self, stage: Stage) -> None:
         while True:

@@ -50,12 +50,10 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # partly unt
         self._value_buffer = _room(self._value_buffer, value_states, start, end)
         self._key_buffer[..., start:end, :] = key_states
         self._value_buffer[..., start:end, :] = value_states
-        self.length = end
         self.is_initialized = True
-        self.keys = self._key_buffer[..., :end, :]
-        self.values = self._value_buffer[..., :end, :]
+        self._set_length(end)
         first = self._first_visible(start)
-        return self.keys[..., first:, :], self.values[..., first:, :]
+        return self._key_buffer[..., first:end, :], self._value_buffer[..., first:end, :]
 
     def get_seq_length(self) -> int:
         """Tokens held."""
@@ -68,7 +66,14 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # partly unt
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last ``-tokens_to_remove`` tokens (transformers counts them below zero)."""
-        self.length -= abs(tokens_to_remove)
+        self._set_length(self.length - abs(tokens_to_remove))
+
+    def _set_length(self, length: int) -> None:
+        self.length = length
+        if self._key_buffer is not None and self._value_buffer is not None:
+            # Some models read these rather than what `update` gives.
+            self.keys = self._key_buffer[..., :length, :]
+            self.values = self._value_buffer[..., :length, :]
 
     def _first_visible(self, _start: int) -> int:
         return 0

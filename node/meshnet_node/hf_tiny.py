@@ -146,6 +146,7 @@ _SMALL: Final[dict[str, Any]] = {
 
 # What a family needs besides, where its dimensions depend on each other in ways of its own.
 _HYBRID: Final = ["linear_attention", "linear_attention", "full_attention", "linear_attention"] * 2
+_CONVOLUTIONS: Final = ["conv", "conv", "full_attention", "conv"] * 2
 _FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "bamba": {"attn_layer_indices": [2, 5, 6]},
     "cohere2_moe": {"n_shared_experts": 1},
@@ -156,7 +157,8 @@ _FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "inkling2_text": {"unpadded_vocab_size": _VOCAB},
     "inkling_text": {"unpadded_vocab_size": _VOCAB},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (TINY_LAYERS // 2)},
+    "lfm2": {"layer_types": _CONVOLUTIONS},
+    "lfm2_moe": {"layer_types": _CONVOLUTIONS},
     "longcat_flash": {"head_dim": 8},
     "mamba2": {"num_heads": 8},
     "nemotron_h": {

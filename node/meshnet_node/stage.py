@@ -63,6 +63,7 @@ class Stage:
         self.num_tokens = 0
         self.compute_s = 0.0
         self.queue_depth = 0
+        self.last_forward = clock()
 
     async def forward(self, chunk: Chunk) -> Answer:
         """Compute a chunk, and send it on if its route goes on.
@@ -84,6 +85,7 @@ class Stage:
         finally:
             self.queue_depth -= 1
         self.num_chunks += 1
+        self.last_forward = ended
         self.num_tokens += header.num_tokens
         self.compute_s += ended - started
         answer = await self._send_on(header, position, output) if header.route else None

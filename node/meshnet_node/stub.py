@@ -39,13 +39,16 @@ class _StubCache:
 
 
 class StubBackend:
-    """Answers hidden states as they came, token ids as zeros, logits that favour token 0.
+    """Answers hidden states as they came, and zeros for token ids.
 
     Args:
         layers: the layers it claims to hold.
-        num_layers: of the model it claims to be part of; by default `layers` ends it.
         hidden_size: width of the hidden states.
-        vocab_size: width of the logits.
+        num_layers: of the model it claims to be part of; by default `layers` ends it.
+        head: also answer logits, which favour token 0, where `layers` ends the model;
+            without, every chunk passes through.
+        vocab_size: token ids taken, and width of the logits.
+        model: name that it claims to serve.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class StubBackend:
         *,
         hidden_size: int,
         num_layers: int | None = None,
+        head: bool = False,
         vocab_size: int = 32,
         model: str = "stub",
     ) -> None:
@@ -66,7 +70,7 @@ class StubBackend:
             hidden_size=hidden_size,
             vocab_size=vocab_size,
             holds_embedding=layers.start == 0,
-            holds_head=layers.end == num_layers,
+            holds_head=head and layers.end == num_layers,
             cache_bytes_per_token=0,
         )
 

@@ -1,0 +1,118 @@
+"""A node's place in the mesh, with a real control plane on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.client import ControlClient
+from meshnet.errors import MeshError
+from meshnet.topology import SessionId
+from meshnet.v1 import node_service_pb2 as nodes_pb2
+from meshnet.wire import ChunkHeader
+from meshnet_node.heartbeat import Heartbeat, Registration
+
+TTL_S = 0.6
+
+
+@pytest.fixture
+async def control() -> AsyncIterator[ControlClient]:
+    server = ControlServer(ControlSettings(http_port=0, grpc_port=0, lease_ttl_s=TTL_S))
+    addresses = await server.start()
+    client = ControlClient(f"grpc://{addresses.grpc}")
+    client.url = f"grpc://{addresses.grpc}"
+    yield client
+    await client.close()
+    await server.close()
+
+
+async def join(control: ControlClient, hop, node, spec) -> Heartbeat:
+    heartbeat = Heartbeat(control.url, Registration(hop.node, spec, hop.address, ""), node)
+    await heartbeat.start()
+    return heartbeat
+
+
+async def test_a_node_gets_traffic_once_its_forward_ran(start_node, control):
+    hop, node, backend = await start_node("only", 0, 1, load=False)
+    heartbeat = await join(control, hop, node, backend.spec)
+    assert (await control.get_node("only")).state == nodes_pb2.NODE_STATE_JOINING
+    with pytest.raises(MeshError):
+        await control.select_route("models/stub")
+    await node.load()
+    await heartbeat.beat()
+    route = await control.select_route("models/stub")
+    assert [hop.node for hop in route.hops] == ["nodes/only"]
+    await heartbeat.close()
+    assert await control.list_nodes() == []
+
+
+async def test_a_node_that_computes_for_three_leases_stays_registered(
+    start_node, control, client, monkeypatch
+):
+    """Its health is asked for with every heartbeat, and must not queue behind the chunk."""
+    monkeypatch.setattr("meshnet_node.app._HEALTH_AGE_S", 0.0)
+    hop, node, backend = await start_node("busy", 0, 1)
+    heartbeat = await join(control, hop, node, backend.spec)
+    await heartbeat.beat()
+    release = threading.Event()
+    backend.block = release
+    header = ChunkHeader((1, 1, 8), "bfloat16", SessionId(str(uuid.uuid4())))
+    tensor = np.zeros((1, 1, 8), ml_dtypes.bfloat16)
+    computing = asyncio.create_task(
+        client.forward(hop.address, hop.node, header, tensor, timeout_s=30.0)
+    )
+    created = (await control.get_node("busy")).create_time.ToNanoseconds()
+    end = asyncio.get_running_loop().time() + 3 * TTL_S
+    states = set()
+    async for change in control.watch_nodes(include_load=True):
+        if change.node.name:  # a bookmark has no node
+            states.add(change.node.state)
+        if asyncio.get_running_loop().time() > end:
+            break
+    release.set()
+    await computing
+    assert states == {nodes_pb2.NODE_STATE_READY}
+    assert (await control.get_node("busy")).create_time.ToNanoseconds() == created
+    await heartbeat.close()
+
+
+async def test_a_drained_node_refuses_new_sessions_and_serves_held_ones(
+    start_node, control, client
+):
+    hop, node, backend = await start_node("only", 0, 1)
+    heartbeat = await join(control, hop, node, backend.spec)
+    await heartbeat.beat()
+    held, other = (SessionId(str(uuid.uuid4())) for _ in range(2))
+    tensor = np.zeros((1, 1, 8), ml_dtypes.bfloat16)
+
+    async def send(session: SessionId, position: int) -> None:
+        header = ChunkHeader((1, 1, 8), "bfloat16", session, position=position)
+        await client.forward(hop.address, hop.node, header, tensor, timeout_s=10.0)
+
+    await send(held, 0)
+    await control.drain("only")
+    await heartbeat.beat()
+    await send(held, 1)
+    with pytest.raises(MeshError) as caught:
+        await send(other, 0)
+    assert caught.value.reason == "DRAINING"
+    with pytest.raises(MeshError):
+        await control.select_route("models/stub")
+    await heartbeat.close()
+
+
+async def test_a_node_whose_lease_ended_registers_again(start_node, control):
+    hop, node, backend = await start_node("only", 0, 1)
+    heartbeat = await join(control, hop, node, backend.spec)
+    await heartbeat.beat()
+    await control.deregister("only")
+    await heartbeat.beat()
+    assert (await control.get_node("only")).state == nodes_pb2.NODE_STATE_READY
+    await heartbeat.close()
