@@ -15,6 +15,7 @@ from meshnet.codec import ENCODINGS
 from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body
 from meshnet.errors import Code, MeshError, NextHopError, WireError
+from meshnet.grammar import Phase
 from meshnet.plane.bodies import (
     allocate,
     compress_tensor,
@@ -62,6 +63,9 @@ class PlaneClient:
         connect_timeout_s: for one attempt to connect.
         max_connections: to one address at a time; a further request waits its turn.
         max_idle_connections: to one address, kept for the next request.
+
+    Raises:
+        ValueError: the policies know no such `route_condition`.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class PlaneClient:
         max_connections: int = 256,
         max_idle_connections: int = 32,
     ) -> None:
+        for phase in Phase:
+            policies.for_condition(route_condition, phase.value)
         self._policies = policies
         self._route_condition = route_condition
         self._limits = limits

@@ -15,7 +15,7 @@ from meshnet.codec import ENCODINGS
 from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body
 from meshnet.errors import Code, MeshError, WireError
-from meshnet.grammar import Phase, parse_session
+from meshnet.grammar import parse_session
 from meshnet.plane.bodies import (
     allocate,
     check_length,
@@ -228,7 +228,6 @@ class Exchange:
                 f"the connection ended within the body of a tensor of {header.num_bytes} bytes"
             ) from None
         self._unread = 0
-        connection.set_deadline(None)
         return body
 
     async def _call(self, work: Awaitable[_T], path: str) -> _T:
@@ -259,8 +258,8 @@ class Exchange:
         if tensor.nbytes != header.num_bytes:
             logger.error("answer of %d bytes for a header of %s", tensor.nbytes, header)
             raise MeshError(Code.INTERNAL, "the node made an answer unlike its own header")
-        phase: Phase = asked.phase
-        policy = self._service.policies.for_condition(self._service.route_condition, phase.value)
+        service = self._service
+        policy = service.policies.for_condition(service.route_condition, asked.phase.value)
         body, encoding = await compress_tensor(tensor, policy, asked.accept_encoding)
         if encoding != header.encoding:
             header = replace(header, encoding=encoding)

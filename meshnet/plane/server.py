@@ -9,6 +9,7 @@ import socket
 
 from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
+from meshnet.grammar import Phase
 from meshnet.plane.connection import Connection
 from meshnet.plane.exchange import Exchange, Service
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
@@ -32,6 +33,9 @@ class PlaneServer:
         policies: decide which answers are compressed, where the caller accepts it.
         route_condition: the policies' name for the links that callers come over.
         limits: granted to callers.
+
+    Raises:
+        ValueError: the policies know no such `route_condition`.
     """
 
     def __init__(
@@ -42,6 +46,8 @@ class PlaneServer:
         route_condition: str = "lan",
         limits: PlaneLimits | None = None,
     ) -> None:
+        for phase in Phase:
+            policies.for_condition(route_condition, phase.value)
         self._service = Service(handler, policies, route_condition, limits or PlaneLimits())
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None

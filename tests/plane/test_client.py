@@ -209,6 +209,14 @@ async def test_an_address_that_is_none_is_a_failed_hop(address: str) -> None:
     assert not client._pool._lanes
 
 
+def test_an_unknown_route_condition_is_refused_at_once() -> None:
+    policies = CompressionPolicies()
+    with pytest.raises(ValueError, match="moon"):
+        PlaneClient(policies=policies, route_condition="moon")
+    with pytest.raises(ValueError, match="moon"):
+        PlaneServer(EchoHandler(), policies=policies, route_condition="moon")
+
+
 def has_ipv6() -> bool:
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
