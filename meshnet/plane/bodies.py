@@ -20,6 +20,7 @@ from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import Code, WireError
 from meshnet.plane.chunked import ChunkedDecoder
 from meshnet.plane.connection import Connection, ConnectionEndedError
+from meshnet.plane.http1 import AnswerHead
 
 __all__ = [
     "allocate",
@@ -27,6 +28,7 @@ __all__ = [
     "compress_tensor",
     "decompress_body",
     "read_body",
+    "read_bounded",
     "read_chunked",
     "read_to_end",
 ]
@@ -141,6 +143,31 @@ async def read_to_end(connection: Connection, out: memoryview) -> int:
         except ConnectionEndedError:
             if not connection.closed_by_peer:
                 raise
+
+
+async def read_bounded(connection: Connection, head: AnswerHead, max_bytes: int) -> bytes:
+    """Read the body of an answer that is no tensor.
+
+    Raises:
+        WireError: a body of more than `max_bytes`.
+        ConnectionEndedError: the connection ended first.
+        TimeoutError: the connection's deadline passed.
+    """
+    if head.status in (204, 304):
+        return b""
+    length = head.content_length
+    if length is not None and length > max_bytes:
+        raise WireError(
+            f"Content-Length: {length}; expected at most {max_bytes}", field="Content-Length"
+        )
+    out = allocate(max_bytes if length is None else length)
+    if head.chunked:
+        length = await read_chunked(connection, out)
+    elif length is None:
+        length = await read_to_end(connection, out)
+    else:
+        await connection.read_into(out)
+    return bytes(out[:length])
 
 
 async def decompress_body(encoding: str | None, body: Body, num_bytes: int) -> tuple[Body, float]:

@@ -92,7 +92,7 @@ class ChunkedDecoder:
             raise WireError(
                 f"body has at least {self.size + self._remaining} bytes,"
                 f" expected at most {len(self._out)}",
-                field="Transfer-Encoding",
+                field="Content-Length",
             )
         self._state = _Expect.DATA if self._remaining else _Expect.TRAILER
         return len(line)

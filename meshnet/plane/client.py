@@ -17,12 +17,10 @@ from meshnet.dtypes import Body
 from meshnet.errors import Code, MeshError, NextHopError, WireError
 from meshnet.grammar import Phase
 from meshnet.plane.bodies import (
-    allocate,
     compress_tensor,
     decompress_body,
     read_body,
-    read_chunked,
-    read_to_end,
+    read_bounded,
 )
 from meshnet.plane.connection import Connection, ConnectionEndedError
 from meshnet.plane.http1 import AnswerHead, build_request, parse_answer
@@ -101,7 +99,8 @@ class PlaneClient:
         """Send one chunk and give its answer, whose tensor is the caller's to keep.
 
         A request that fails on a kept connection before any byte of an answer is sent once
-        more on a new one: (session, position) makes that harmless.
+        more on a new one, if its header states a position: that makes it harmless, where a
+        chunk that is appended could be appended twice.
 
         Args:
             address: ``host:port`` of the node's plane.
@@ -127,7 +126,8 @@ class PlaneClient:
                 header = replace(header, encoding=encoding)
             fields = pack_chunk(header)
             head = build_request("POST", "/forward", address, fields, len(body))
-            result = await self._exchange(address, head, body, read, deadline)
+            repeatable = header.position is not None
+            result = await self._exchange(address, head, body, read, deadline, repeatable)
         except TimeoutError as error:
             reason = str(error) or f"no answer within {timeout_s:g} s"
             raise NextHopError(
@@ -168,12 +168,12 @@ class PlaneClient:
         self, address: str, method: str, target: str, max_bytes: int, timeout_s: float
     ) -> tuple[int, AnswerHead, bytes]:
         async def read(connection: Connection, head: AnswerHead) -> tuple[AnswerHead, bytes]:
-            return head, await _read_bounded(connection, head, max_bytes)
+            return head, await read_bounded(connection, head, max_bytes)
 
         request = build_request(method, target, address, (), None)
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
-            head, body = await self._exchange(address, request, b"", read, deadline)
+            head, body = await self._exchange(address, request, b"", read, deadline, True)
         except TimeoutError as error:
             reason = str(error) or f"no answer within {timeout_s:g} s"
             raise MeshError(Code.DEADLINE_EXCEEDED, f"{address}: {reason}") from error
@@ -182,7 +182,13 @@ class PlaneClient:
         return head.status, head, body
 
     async def _exchange(
-        self, address: str, head: bytes, body: Body, read: _Read[_T], deadline: float
+        self,
+        address: str,
+        head: bytes,
+        body: Body,
+        read: _Read[_T],
+        deadline: float,
+        repeatable: bool,
     ) -> _T:
         """Send one request and read its answer by `read`; any failure closes the connection."""
         connection, reused = await self._pool.acquire(address, deadline)
@@ -192,7 +198,7 @@ class PlaneClient:
         except TimeoutError:
             raise
         except OSError:
-            if not reused or connection.received != received:
+            if not (repeatable and reused) or connection.received != received:
                 raise
         # The node closed the kept connection, perhaps as this request was under way.
         connection, _ = await self._pool.acquire(address, deadline, fresh=True)
@@ -227,7 +233,7 @@ class PlaneClient:
     ) -> Answer | MeshError:
         """Read what answers a chunk; a MeshError that the node answered is given, not raised."""
         if head.status >= 400:
-            body = await _read_bounded(connection, head, _MAX_PROBLEM_BYTES)
+            body = await read_bounded(connection, head, _MAX_PROBLEM_BYTES)
             return unpack_problem(head.status, head.fields, body)
         if head.status not in (200, 204):
             raise WireError(f"status {head.status}; expected 200 or 204")
@@ -269,29 +275,6 @@ async def _read_head(connection: Connection) -> AnswerHead:
         if answer.status >= 200:
             return answer
     raise WireError(f"more than {_MAX_INTERIM} interim answers")
-
-
-async def _read_bounded(connection: Connection, head: AnswerHead, max_bytes: int) -> bytes:
-    """Read a body that is no tensor.
-
-    Raises:
-        WireError: a body of more than `max_bytes`.
-    """
-    if head.status in (204, 304):
-        return b""
-    length = head.content_length
-    if length is not None and length > max_bytes:
-        raise WireError(
-            f"Content-Length: {length}; expected at most {max_bytes}", field="Content-Length"
-        )
-    out = allocate(max_bytes if length is None else length)
-    if head.chunked:
-        length = await read_chunked(connection, out)
-    elif length is None:
-        length = await read_to_end(connection, out)
-    else:
-        await connection.read_into(out)
-    return bytes(out[:length])
 
 
 def _mark_retrieved(sending: asyncio.Task[None]) -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 import struct
 import time
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -252,7 +253,7 @@ def after_request(*answers: bytes) -> Script:
     return script
 
 
-HEADER = chunk_header()
+HEADER = chunk_header(position=4)
 BAD_ANSWERS = [
     (b"", "closed before an answer"),
     (b"SSH-2.0-OpenSSH\r\n\r\n", "status line"),
@@ -388,7 +389,11 @@ async def test_a_kept_connection_that_the_node_closed_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("abrupt", [False, True], ids=["eof", "reset"])
-async def test_one_retry_where_a_kept_connection_ends_without_an_answer(abrupt: bool) -> None:
+@pytest.mark.parametrize("position", [4, None])
+async def test_one_retry_where_a_kept_connection_ends_without_an_answer(
+    abrupt: bool, position: int | None
+) -> None:
+    header = replace(HEADER, position=position)
     requests: list[str] = []
     first = True
 
@@ -409,10 +414,14 @@ async def test_one_retry_where_a_kept_connection_ends_without_an_answer(abrupt: 
 
     client = new_client()
     async with misbehaving(script) as address:
-        for _ in range(2):
-            await forward_p16(client, address, HEADER)
+        await forward_p16(client, address, header)
+        if position is None:  # sent again, it could be appended twice
+            with pytest.raises(NextHopError):
+                await forward_p16(client, address, header)
+        else:
+            await forward_p16(client, address, header)
         await client.close()
-    assert len(requests) == 3
+    assert len(requests) == (2 if position is None else 3)
     assert len(set(requests)) == 1
 
 
