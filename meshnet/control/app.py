@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import shutil
 import tempfile
@@ -63,6 +64,17 @@ class ControlSettings:
     bookmark_interval_s: float = 10.0
     close_grace_s: float = 1.0
     replica_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse times that cannot be.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        for name in ("lease_ttl_s", "forget_after_s", "drain_grace_s", "bookmark_interval_s"):
+            seconds = getattr(self, name)
+            if not 0 < seconds < math.inf:
+                raise ConfigError(f"{name} {seconds}: expected a positive time", field=name)
 
 
 class Addresses(NamedTuple):
@@ -125,6 +137,7 @@ class ControlServer:
             self._application(Transcoder(self._channel, SERVICES)),
             handler_cancellation=True,  # a client that goes away cancels its call
             access_log=None,
+            shutdown_timeout=settings.close_grace_s,
         )
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=BACKLOG).start()

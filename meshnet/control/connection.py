@@ -9,20 +9,17 @@ from urllib.parse import urlsplit
 import aiohttp
 import grpc
 
+from meshnet.control.keepalive import CLIENT_OPTIONS
 from meshnet.control.listen import host_port
-from meshnet.control.rpc import KEEPALIVE_S
 from meshnet.errors import Code, ConfigError, MeshError
 
 __all__ = ["Connection"]
 
 _OPTIONS: Final = (
-    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    *CLIENT_OPTIONS,
 )
 
 

@@ -12,16 +12,13 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
+from meshnet.control.keepalive import SERVER_OPTIONS
 from meshnet.control.listen import host_port
 from meshnet.control.status import DETAILS_KEY, to_status
 from meshnet.errors import Code, ConfigError, MeshError
 
-__all__ = ["KEEPALIVE_S", "Observer", "RpcServer"]
+__all__ = ["Observer", "RpcServer"]
 
-KEEPALIVE_S: Final = 20.0
-"""Seconds between the pings of a quiet client; the server tolerates four times as many."""
-
-MIN_PING_INTERVAL_S: Final = 5.0
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 
 Observer = Callable[[str, str, float], None]
@@ -31,11 +28,8 @@ _log = logging.getLogger(__name__)
 
 _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second listener
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    *SERVER_OPTIONS,
 )
 
 

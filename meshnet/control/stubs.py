@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from meshnet.control.node_service import NodeService
-from meshnet.control.route_service import RouteService
 from meshnet.v1 import (
     node_service_pb2,
     node_service_pb2_grpc,
     route_service_pb2,
     route_service_pb2_grpc,
 )
+
+if TYPE_CHECKING:  # a client needs no servicers
+    from meshnet.control.node_service import NodeService
+    from meshnet.control.route_service import RouteService
 
 __all__ = ["SERVICES", "add_nodes", "add_routes", "node_stub", "route_stub"]
 

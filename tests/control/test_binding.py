@@ -52,7 +52,7 @@ def told(error: MeshError) -> None:
     to_status(error).SerializeToString()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(body=st.dictionaries(KEYS, JSON, max_size=4))
 def test_any_json_gives_a_message_that_means_the_same_or_an_error(body):
     message = pb.RegisterNodeRequest()

@@ -34,20 +34,24 @@ def test_the_schema_as_it_is_passes(copy):
     assert check(copy) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("path", "old", "new", "faults"),
-    [
-        ("meshnet/v1/types_pb2.pyi", "class Shard", "class Shards", ["types_pb2.pyi is not up"]),
-        (NODES, "  string etag = 15;\n", "", ["breaking change", "node_service_pb2.py is not up"]),
-        (NODES, "// A process that serves layers.\n", "", ["lint"]),
-        (NODES, "  string etag = 15;", "   string etag = 15;", ["format"]),
-    ],
-)
-def test_a_fault_is_named(copy, path, old, new, faults):
-    target = copy / path
-    text = target.read_text()
-    assert old in text
-    target.write_text(text.replace(old, new, 1))
+def test_each_fault_is_named(copy):
+    for path, old, new in (
+        ("meshnet/v1/types_pb2.pyi", "class Shard", "class Shards"),
+        (NODES, "  string etag = 15;\n", ""),
+        (NODES, "// A process that serves layers.\n", ""),
+        (NODES, "  string drain_reason", "   string drain_reason"),
+    ):
+        target = copy / path
+        text = target.read_text()
+        assert old in text
+        target.write_text(text.replace(old, new, 1))
     code, errors = check(copy)
     assert code == 1
-    assert [fault for fault in faults if fault not in errors] == []
+    for fault in (
+        "schema: lint",
+        "schema: format",
+        "schema: breaking change",
+        "types_pb2.pyi is not up to date",
+        "node_service_pb2.py is not up to date",
+    ):
+        assert fault in errors

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from meshnet.control.app import ControlServer, ControlSettings
 from meshnet.control.transcode import MAX_BODY_BYTES
-from meshnet.errors import ConfigError
+from meshnet.errors import Code, ConfigError, MeshError
 
 SERVICES = {"meshnet.v1.NodeService", "meshnet.v1.RouteService"}
 
@@ -124,9 +124,36 @@ async def test_closing_ends_watches_with_a_reason(start_mesh):
     await watch.aclose()
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_time_that_cannot_be_is_refused(seconds):
+    with pytest.raises(ConfigError, match="lease_ttl_s"):
+        ControlSettings(lease_ttl_s=seconds)
+
+
+async def test_a_fault_of_ours_shows_no_inside(mesh, monkeypatch, caplog):
+    async def broken():
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(mesh.server._store, "snapshot", broken)
+    with pytest.raises(MeshError) as caught:
+        await mesh.client.get_status()
+    assert (caught.value.code, "secret" in caught.value.message) == (Code.INTERNAL, False)
+    status, body = await mesh.json("GET", "/v1/status")
+    assert (status, "secret" in str(body)) == (500, False)
+    status, body = await mesh.json("GET", "/healthz")
+    assert (status, "secret" in str(body)) == (500, False)
+    assert "secret" in caplog.text
+    monkeypatch.undo()
+    assert (await mesh.client.get_status()).serving
+
+
 @pytest.mark.slow
 async def test_c7_a_quiet_client_that_pings_keeps_its_connection(mesh):
-    options = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_permit_without_calls", 1))
+    options = (
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
     async with grpc.aio.insecure_channel(mesh.addresses.grpc, options=options) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
