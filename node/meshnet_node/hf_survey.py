@@ -178,18 +178,19 @@ def _pump(stream: IO[str] | None, answers: queue.SimpleQueue[str]) -> None:
 
 def _try(model_type: str) -> str:
     by_type = {config.model_type: config for config in MODEL_FOR_CAUSAL_LM_MAPPING}
-    stage = "cannot be shrunk"
+    stage, directory = "cannot be shrunk", "\0"
     # Whatever a model raises is the finding.
     try:
         config = tiny_config(by_type[model_type])
-        with tempfile.TemporaryDirectory() as name:
+        with tempfile.TemporaryDirectory() as directory:
             stage = "cannot be built"
-            save_random_model(config, Path(name))
+            save_random_model(config, Path(directory))
             stage = "cannot be compared"
-            return find_difference(Path(name))
+            return find_difference(Path(directory))
     except Exception as error:  # noqa: BLE001
         first_line = (str(error).splitlines() or [""])[0]
-        return f"{stage}: {type(error).__name__}: {first_line}"[:300]
+        message = first_line.replace(directory, model_type)
+        return f"{stage}: {type(error).__name__}: {message}"[:300]
 
 
 def _serve(requests: IO[str], answers: IO[str]) -> None:

@@ -205,7 +205,13 @@ def _small_values(default: PretrainedConfig, model_type: str) -> dict[str, Any]:
         own.pop("head_dim", None)
         own.pop("num_key_value_heads", None)
         own.update({"num_key_value_heads": 4} if "num_key_value_heads" in vars(default) else {})
-    return {**own, **_FAMILIES.get(model_type, {}), **parts}
+    # Placeholders of other modalities must be in the vocabulary too.
+    tokens = {
+        name: 0
+        for name, value in vars(default).items()
+        if name.endswith("_token_id") and isinstance(value, int) and value >= _VOCAB
+    }
+    return {**tokens, **own, **_FAMILIES.get(model_type, {}), **parts}
 
 
 def _cut_lists(config: PretrainedConfig) -> None:
