@@ -144,14 +144,14 @@ async def generate(
             if delta.text or delta.logprobs:
                 yield delta
             fed = (sampled.token_id,)
+        delta = shown.finish()
+        if shown.stopped:
+            reason = "stop"
+        if delta.text or delta.logprobs:
+            yield delta
+        yield Finish(reason, num_tokens, timings)
     finally:
         await pipeline.close()
-    delta = shown.finish()
-    if shown.stopped:
-        reason = "stop"
-    if delta.text or delta.logprobs:
-        yield delta
-    yield Finish(reason, num_tokens, timings)
 
 
 class _ShownText:

@@ -88,17 +88,17 @@ class Answer:
             else:
                 self._count(event)
                 written.append(self.shape.ending(index, event.reason))
-            yield b"".join(self._chunk([choice]) for choice in written if choice is not None)
+            yield b"".join(self._chunk(choice) for choice in written if choice is not None)
         last = b""
         if self.include_usage or self.with_timings:
             envelope = self._envelope(self.shape.chunk_name)
             last = sse({**envelope, "choices": [], **self._usage()})
         yield last + DONE
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
         # With include_usage, OpenAI's other chunks have a usage too, which is null.
         usage = {"usage": None} if self.include_usage else {}
-        return sse({**self._envelope(self.shape.chunk_name), "choices": choices, **usage})
+        return sse({**self._envelope(self.shape.chunk_name), "choices": [choice], **usage})
 
     def _envelope(self, object_name: str) -> dict[str, Any]:
         return {

@@ -214,9 +214,10 @@ def _prepare(
         if not ids:
             raise bad_request(f"{param}: no tokens; expected some text", param)
         max_tokens = _max_tokens(options, text, len(ids), param, default)
+        prompt_ids = tuple(ids)
         for _ in range(options.num_choices):
             generations.append(
-                Generation(tuple(ids), options.params, max_tokens, options.stops, len(generations))
+                Generation(prompt_ids, options.params, max_tokens, options.stops, len(generations))
             )
     return Prepared(
         tuple(generations),

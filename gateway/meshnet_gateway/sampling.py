@@ -108,6 +108,8 @@ class Sampler:
         self._params = params
         self._seen = set(prompt_ids) if params.repetition_penalty != 1 else set()
         self._counts: Counter[int] = Counter()
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
+        self._biases = np.fromiter(params.logit_bias.values(), np.float64)
         entropy = None if params.seed is None else (params.seed % (1 << 64), choice_index)
         self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
@@ -145,9 +147,8 @@ class Sampler:
             adjusted[at] = np.where(values > 0, values / penalty, values * penalty)
         for token_id, count in self._counts.items():
             adjusted[token_id] -= count * params.frequency_penalty + params.presence_penalty
-        for token_id, bias in params.logit_bias.items():
-            if token_id < adjusted.size:
-                adjusted[token_id] += bias
+        known = self._bias_ids < adjusted.size
+        adjusted[self._bias_ids[known]] += self._biases[known]
         return adjusted
 
     def _choose(self, ids: _Ids | None, logits: _Floats) -> int:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from meshnet_gateway.detokenize import Detokenizer
 from meshnet_gateway.model_text import ModelText
+from meshnet_gateway.token_bytes import TokenBytes
 
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=30)
 
@@ -61,6 +62,16 @@ def test_byte_tokens_make_whole_characters(
     whole = byte_tokens.decode(prompt_ids + ids)
     assert "".join(pieces) == whole[len(byte_tokens.decode(prompt_ids)) :]
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_byte_tokens_and_space_marks_stand_for_their_bytes(byte_tokens: Tokenizer) -> None:
+    token_bytes = TokenBytes(byte_tokens)
+    assert [token_bytes.of(item) for item in (257, 259, 0xE4 + 1, 0)] == [
+        b" a",
+        b"c",
+        b"\xe4",
+        b"<unk>",
+    ]
 
 
 def test_space_after_the_prompt_is_kept(byte_tokens: Tokenizer) -> None:
