@@ -29,8 +29,6 @@ __all__ = [
     "decompress_body",
     "read_body",
     "read_bounded",
-    "read_chunked",
-    "read_to_end",
 ]
 
 _INLINE_BYTES: Final = 256 * 1024
@@ -97,13 +95,13 @@ async def read_body(
         return body
     body = allocate(max_body_bytes(encoding, num_bytes))
     if chunked:
-        size = await read_chunked(connection, body)
+        size = await _read_chunked(connection, body)
     else:
-        size = await read_to_end(connection, body)
+        size = await _read_to_end(connection, body)
     return body[:size]
 
 
-async def read_chunked(connection: Connection, out: memoryview) -> int:
+async def _read_chunked(connection: Connection, out: memoryview) -> int:
     """Read a body in chunked coding into `out`; gives its length.
 
     Raises:
@@ -119,7 +117,7 @@ async def read_chunked(connection: Connection, out: memoryview) -> int:
         await connection.receive()
 
 
-async def read_to_end(connection: Connection, out: memoryview) -> int:
+async def _read_to_end(connection: Connection, out: memoryview) -> int:
     """Read into `out` until the other end closes; gives the length.
 
     Raises:
@@ -162,9 +160,9 @@ async def read_bounded(connection: Connection, head: AnswerHead, max_bytes: int)
         )
     out = allocate(max_bytes if length is None else length)
     if head.chunked:
-        length = await read_chunked(connection, out)
+        length = await _read_chunked(connection, out)
     elif length is None:
-        length = await read_to_end(connection, out)
+        length = await _read_to_end(connection, out)
     else:
         await connection.read_into(out)
     return bytes(out[:length])
