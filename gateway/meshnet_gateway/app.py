@@ -66,6 +66,7 @@ class Gateway:
         self._control_server: ControlServer | None = None
         self._control: ControlClient | None = None
         self._plane = PlaneClient(policies=policies)
+        self._service: OpenAIService | None = None
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> str:
@@ -82,7 +83,8 @@ class Gateway:
         factory = SelectedPipelines(self._control, self._plane, self.settings.pipeline)
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
-        add_routes(app, OpenAIService(self._models, factory))
+        self._service = OpenAIService(self._models, factory)
+        add_routes(app, self._service)
         # Without handler_cancellation a client that went away would not end its generation.
         self._runner = web.AppRunner(
             app,
@@ -103,7 +105,9 @@ class Gateway:
         return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
 
     async def close(self) -> None:
-        """Stop accepting, let answers in progress end within the grace, free everything."""
+        """Refuse new requests, let answers in progress end within the grace, free everything."""
+        if self._service is not None:
+            self._service.drain()
         if self._runner is not None:
             await self._runner.cleanup()
         await self._plane.close()
