@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from meshnet.plane.bodies import (
 )
 from meshnet.plane.connection import Connection, ConnectionEndedError
 from meshnet.plane.http1 import AnswerHead, build_request, parse_answer
+from meshnet.plane.memo import SERVER_TIMING, HeadMemo
 from meshnet.plane.pool import ConnectionPool
 from meshnet.problem import unpack_problem
 from meshnet.topology import NodeId, SessionId
@@ -48,7 +49,16 @@ _SEND_ASIDE_BYTES: Final = 64 * 1024
 """A longer body is sent while an early answer is listened for."""
 
 _T = TypeVar("_T")
-_Read = Callable[[Connection, AnswerHead], Awaitable[_T]]
+_Read = Callable[[Connection, "_Received"], Awaitable[_T]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """A final answer's head: its bytes, what HTTP says, and what the wire says if known."""
+
+    raw: bytes
+    head: AnswerHead
+    header: AnswerHeader | None
 
 
 class PlaneClient:
@@ -81,6 +91,7 @@ class PlaneClient:
         self._policies = policies
         self._route_condition = route_condition
         self._limits = limits
+        self._answers: HeadMemo[tuple[AnswerHead, AnswerHeader]] = HeadMemo(SERVER_TIMING)
         self._pool = ConnectionPool(
             connect_timeout_s=connect_timeout_s,
             max_open=max_connections,
@@ -116,8 +127,8 @@ class PlaneClient:
         """
         policy = self._policies.for_condition(self._route_condition, header.phase.value)
 
-        async def read(connection: Connection, head: AnswerHead) -> Answer | MeshError:
-            return await self._read_answer(connection, head, header)
+        async def read(connection: Connection, received: _Received) -> Answer | MeshError:
+            return await self._read_answer(connection, received, header)
 
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
@@ -167,8 +178,8 @@ class PlaneClient:
     async def _cold(
         self, address: str, method: str, target: str, max_bytes: int, timeout_s: float
     ) -> tuple[int, AnswerHead, bytes]:
-        async def read(connection: Connection, head: AnswerHead) -> tuple[AnswerHead, bytes]:
-            return head, await read_bounded(connection, head, max_bytes)
+        async def read(connection: Connection, received: _Received) -> tuple[AnswerHead, bytes]:
+            return received.head, await read_bounded(connection, received.head, max_bytes)
 
         request = build_request(method, target, address, (), None)
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -217,8 +228,9 @@ class PlaneClient:
                 # A node that answers early and closes breaks the sending; its answer counts.
                 with contextlib.suppress(OSError):
                     await connection.send(head, body)
-            answer = await _read_head(connection)
-            result = await read(connection, answer)
+            received = await self._read_head(connection)
+            answer = received.head
+            result = await read(connection, received)
             framed = answer.chunked or answer.content_length is not None or answer.status == 204
             sent = sending is None or sending.done()
             reusable = answer.keep_alive and framed and sent
@@ -228,16 +240,36 @@ class PlaneClient:
                 sending.cancel()
             self._pool.release(address, connection, reusable=reusable)
 
+    async def _read_head(self, connection: Connection) -> _Received:
+        """Read the head of the final answer, past the interim ones (1xx)."""
+        for _ in range(_MAX_INTERIM):
+            raw = await connection.read_head(_MAX_HEADER_BYTES)
+            if raw is None:
+                raise ConnectionEndedError("the connection was closed before an answer")
+            found = self._answers.find(raw)
+            if found is not None:
+                (head, header), timing = found
+                if timing is not None:
+                    header = replace(header, server_timing=timing.decode("ascii"))
+                return _Received(raw, head, header)
+            head = parse_answer(raw, max_fields=_MAX_HEADER_COUNT)
+            if head.status >= 200:
+                return _Received(raw, head, None)
+        raise WireError(f"more than {_MAX_INTERIM} interim answers")
+
     async def _read_answer(
-        self, connection: Connection, head: AnswerHead, asked: ChunkHeader
+        self, connection: Connection, received: _Received, asked: ChunkHeader
     ) -> Answer | MeshError:
         """Read what answers a chunk; a MeshError that the node answered is given, not raised."""
+        head, header = received.head, received.header
         if head.status >= 400:
             body = await read_bounded(connection, head, _MAX_PROBLEM_BYTES)
             return unpack_problem(head.status, head.fields, body)
         if head.status not in (200, 204):
             raise WireError(f"status {head.status}; expected 200 or 204")
-        header = unpack_answer(head.fields, self._limits)
+        if header is None:
+            header = unpack_answer(head.fields, self._limits)
+            self._answers.keep(received.raw, (replace(head, fields=[]), header))
         if (header.session, header.chunk_index) != (asked.session, asked.chunk_index):
             raise WireError(
                 f"an answer to chunk {header.chunk_index} of session {header.session};"
@@ -263,18 +295,6 @@ class PlaneClient:
         raw, codec_s = await decompress_body(header.encoding, body, header.num_bytes)
         tensor = view_tensor(raw, header.shape, header.dtype)
         return Answer(header, tensor, wire_bytes=len(body), codec_s=codec_s)
-
-
-async def _read_head(connection: Connection) -> AnswerHead:
-    """Read the head of the final answer, past the interim ones (1xx)."""
-    for _ in range(_MAX_INTERIM):
-        head = await connection.read_head(_MAX_HEADER_BYTES)
-        if head is None:
-            raise ConnectionEndedError("the connection was closed before an answer")
-        answer = parse_answer(head, max_fields=_MAX_HEADER_COUNT)
-        if answer.status >= 200:
-            return answer
-    raise WireError(f"more than {_MAX_INTERIM} interim answers")
 
 
 def _mark_retrieved(sending: asyncio.Task[None]) -> None:

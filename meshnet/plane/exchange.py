@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
-from email.utils import formatdate
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.codec import ENCODINGS
 from meshnet.compression import CompressionPolicies
-from meshnet.dtypes import Body
 from meshnet.errors import Code, MeshError, WireError
-from meshnet.grammar import parse_session
+from meshnet.grammar import parse_count, parse_session
 from meshnet.plane.bodies import (
     allocate,
     check_length,
@@ -26,7 +25,8 @@ from meshnet.plane.bodies import (
 from meshnet.plane.connection import Connection, ConnectionEndedError
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.http1 import CONTINUE, RequestHead, build_answer, parse_request
-from meshnet.problem import pack_problem
+from meshnet.plane.memo import POSITION, HeadMemo
+from meshnet.plane.reply import Reply, date, late, not_allowed, problem
 from meshnet.wire import ChunkHeader, pack_answer, unpack_chunk, view_tensor
 
 __all__ = ["Exchange", "Service"]
@@ -52,6 +52,7 @@ class Service:
         route_condition: the policies' name for the links that callers come over.
         limits: granted to callers.
         closing: the server goes away, and each answer is its connection's last.
+        chunks: heads of chunks read before.
     """
 
     handler: PlaneHandler
@@ -59,13 +60,9 @@ class Service:
     route_condition: str
     limits: PlaneLimits
     closing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    status: int
-    fields: list[tuple[str, str]]
-    body: Body | None = b""
+    chunks: HeadMemo[tuple[RequestHead, ChunkHeader]] = field(
+        default_factory=lambda: HeadMemo(POSITION)
+    )
 
 
 class Exchange:
@@ -110,32 +107,45 @@ class Exchange:
             head = await connection.read_head(limits.max_header_bytes)
             if head is None:
                 return False
-            request = parse_request(head, max_fields=limits.max_header_count)
+            request, header = self._read_head(head)
         except TimeoutError:
-            return await self._refuse(_late("the head", limits.read_timeout_s))
+            return await self._refuse(late("the head", limits.read_timeout_s))
         except MeshError as error:
             return await self._refuse(error)
         if request.has_body:
             unknown = request.chunked or request.expects_continue
             self._unread = None if unknown else request.content_length
         try:
-            reply = await self._dispatch(request)
+            if header is None:
+                reply = await self._dispatch(request, head)
+            else:
+                reply = await self._forward(request, header)
         except MeshError as error:
-            reply = _problem(error)
+            reply = problem(error)
         return await self._answer(reply, keep_alive=request.keep_alive, method=request.method)
+
+    def _read_head(self, head: bytes) -> tuple[RequestHead, ChunkHeader | None]:
+        """Read a head, and what it says of a chunk where one like it was read before."""
+        found = self._service.chunks.find(head)
+        if found is not None:
+            (request, header), value = found
+            with contextlib.suppress(ValueError):  # the parsers below say what is wrong with it
+                position = header.position if value is None else parse_count(value.decode())
+                return request, replace(header, position=position)
+        return parse_request(head, max_fields=self._service.limits.max_header_count), None
 
     async def _refuse(self, error: MeshError) -> bool:
         """Answer a request whose end is not known."""
         self._unread = None
-        return await self._answer(_problem(error), keep_alive=False, method="")
+        return await self._answer(problem(error), keep_alive=False, method="")
 
-    async def _answer(self, reply: _Reply, *, keep_alive: bool, method: str) -> bool:
+    async def _answer(self, reply: Reply, *, keep_alive: bool, method: str) -> bool:
         connection, limits = self.connection, self._service.limits
         too_long = self._unread is None or self._unread > _DRAIN_BYTES
         close = self._service.closing or not keep_alive or too_long
         length = None if reply.body is None else len(reply.body)
         head = build_answer(
-            reply.status, [("Date", _date(int(time.time()))), *reply.fields], length, close=close
+            reply.status, [("Date", date(time.time())), *reply.fields], length, close=close
         )
         body = b"" if reply.body is None or method == "HEAD" else reply.body
         connection.set_deadline(limits.write_timeout_s + len(body) / limits.min_bytes_per_s)
@@ -150,27 +160,29 @@ class Exchange:
             await connection.read_into(allocate(self._unread))
         return True
 
-    async def _dispatch(self, request: RequestHead) -> _Reply:
+    async def _dispatch(self, request: RequestHead, head: bytes) -> Reply:
         path = request.target.partition("?")[0]
         if path == _FORWARD:
             if request.method == "POST":
-                return await self._forward(request)
-            return _not_allowed(request, path, "POST")
+                header = self._unpack(request)
+                self._service.chunks.keep(head, (replace(request, fields=[]), header))
+                return await self._forward(request, header)
+            return not_allowed(request.method, path, "POST")
         if path.startswith(_SESSIONS):
             if request.method == "DELETE":
                 return await self._release(path)
-            return _not_allowed(request, path, "DELETE")
+            return not_allowed(request.method, path, "DELETE")
         found = await self._call(self._service.handler.get(path), path)
         if found is None:
             raise MeshError(
                 Code.NOT_FOUND, f"{path[:80]!r} is not served here; chunks go to POST {_FORWARD}"
             )
         if request.method not in ("GET", "HEAD"):
-            return _not_allowed(request, path, "GET, HEAD")
+            return not_allowed(request.method, path, "GET, HEAD")
         status, content_type, body = found
-        return _Reply(status, [("Content-Type", content_type)], body)
+        return Reply(status, [("Content-Type", content_type)], body)
 
-    async def _release(self, path: str) -> _Reply:
+    async def _release(self, path: str) -> Reply:
         text = path.removeprefix(_SESSIONS)
         try:
             session = parse_session(text)
@@ -179,9 +191,9 @@ class Exchange:
                 Code.INVALID_ARGUMENT, f"session {text[:80]!r}; expected {error}", field="session"
             ) from None
         await self._call(self._service.handler.release(session), path)
-        return _Reply(204, [], None)
+        return Reply(204, [], None)
 
-    async def _forward(self, request: RequestHead) -> _Reply:
+    def _unpack(self, request: RequestHead) -> ChunkHeader:
         header = unpack_chunk(request.fields, self._service.limits.wire)
         if header.encoding is not None and header.encoding not in ENCODINGS:
             raise WireError(
@@ -189,6 +201,9 @@ class Exchange:
                 f" expected one of {', '.join(ENCODINGS)}, or none for a raw body",
                 field="X-Meshnet-Encoding",
             )
+        return header
+
+    async def _forward(self, request: RequestHead, header: ChunkHeader) -> Reply:
         body = await self._receive(request, header)
         raw, codec_s = await decompress_body(header.encoding, body, header.num_bytes)
         tensor = view_tensor(raw, header.shape, header.dtype)
@@ -222,7 +237,7 @@ class Exchange:
                 chunked=request.chunked,
             )
         except TimeoutError:
-            raise _late("the body", timeout_s) from None
+            raise late("the body", timeout_s) from None
         except ConnectionEndedError:
             raise WireError(
                 f"the connection ended within the body of a tensor of {header.num_bytes} bytes"
@@ -251,10 +266,10 @@ class Exchange:
         finally:
             connection.on_end = None
 
-    async def _pack(self, answer: Answer, asked: ChunkHeader) -> _Reply:
+    async def _pack(self, answer: Answer, asked: ChunkHeader) -> Reply:
         header, tensor = answer.header, answer.tensor
         if tensor is None:
-            return _Reply(204, pack_answer(replace(header, shape=None, encoding=None)), None)
+            return Reply(204, pack_answer(replace(header, shape=None, encoding=None)), None)
         if tensor.nbytes != header.num_bytes:
             logger.error("answer of %d bytes for a header of %s", tensor.nbytes, header)
             raise MeshError(Code.INTERNAL, "the node made an answer unlike its own header")
@@ -263,31 +278,4 @@ class Exchange:
         body, encoding = await compress_tensor(tensor, policy, asked.accept_encoding)
         if encoding != header.encoding:
             header = replace(header, encoding=encoding)
-        return _Reply(200, pack_answer(header), body)
-
-
-def _not_allowed(request: RequestHead, path: str, allow: str) -> _Reply:
-    message = f"{request.method[:20]} is not served on {path[:80]!r}; expected {allow}"
-    reply = _problem(MeshError(Code.METHOD_NOT_ALLOWED, message))
-    reply.fields.append(("Allow", allow))
-    return reply
-
-
-def _problem(error: MeshError) -> _Reply:
-    return _Reply(*pack_problem(error))
-
-
-def _late(what: str, seconds: float) -> MeshError:
-    return MeshError(Code.REQUEST_TIMEOUT, f"{what} did not arrive within {seconds:.3g} s")
-
-
-_dates: dict[int, str] = {}
-
-
-def _date(now: int) -> str:
-    """Write a Date header field's value; kept for the second that it holds."""
-    date = _dates.get(now)
-    if date is None:
-        _dates.clear()
-        date = _dates[now] = formatdate(now, usegmt=True)
-    return date
+        return Reply(200, pack_answer(header), body)
