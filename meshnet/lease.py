@@ -88,6 +88,7 @@ class LeaseTable:
                 "give this node another id, or wait until that lease ends",
                 field="node_id",
                 reason="NODE_ID_IN_USE",
+                retry_after_s=held.deadline_s - now,
             )
         if held is not None and incarnation < held.incarnation:
             raise _stale(node, incarnation, held.incarnation)

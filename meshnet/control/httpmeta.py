@@ -10,7 +10,7 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from google.protobuf import descriptor_pool, json_format
@@ -20,9 +20,10 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from meshnet.control.status import code_of, to_status
 from meshnet.control.validate import invalid
-from meshnet.errors import MeshError
+from meshnet.errors import Code, MeshError
 
 __all__ = [
+    "check_origin",
     "error_answer",
     "headers_out",
     "mesh_error_answer",
@@ -43,6 +44,36 @@ _VALUE = re.compile(r"[\x20-\x7e]{0,8192}")
 _OWN_KEYS: Final = ("content-type", "user-agent", "te")
 
 Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+def check_origin(method: str, headers: Mapping[str, str]) -> None:
+    """Refuse what a page of another site makes a browser send, if it could change anything.
+
+    Programs other than browsers send neither of the headers that tell.
+
+    Args:
+        method: of the request.
+        headers: with names in any case.
+
+    Raises:
+        MeshError: PERMISSION_DENIED (CROSS_ORIGIN).
+
+    Source: W3C Fetch Metadata Request Headers; RFC 6454 for browsers without them.
+    """
+    if method in ("GET", "HEAD", "OPTIONS"):
+        return
+    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+    if site is not None:
+        is_other = site not in ("same-origin", "none")
+    else:
+        is_other = origin is not None and origin.partition("://")[2] != headers.get("Host")
+    if is_other:
+        raise MeshError(
+            Code.PERMISSION_DENIED,
+            f"a page of another site, {(origin or site or '')[:200]!r}, may not change the mesh",
+            field="Origin",
+            reason="CROSS_ORIGIN",
+        )
 
 
 def metadata_in(headers: Iterable[tuple[str, str]]) -> Metadata:

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from meshnet.control.binding import bind_body, bind_path, bind_query, mask_of, parse_json
 from meshnet.control.httpmeta import (
+    check_origin,
     error_answer,
     headers_out,
     mesh_error_answer,
@@ -33,6 +34,9 @@ __all__ = ["MAX_BODY_BYTES", "Transcoder"]
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 UNARY_TIMEOUT_S: Final = 30.0
+_FORM_TYPES: Final = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+"""What a form of any site can send without asking: refused even with an empty body."""
+
 _HTTP_BODY: Final = "google.api.HttpBody"
 
 _log = logging.getLogger(__name__)
@@ -84,6 +88,7 @@ class Transcoder:
             number, headers, body = mesh_error_answer(error)
             return _response(request, (number, [*headers, allow], body))
         binding, values = matching[0]
+        check_origin(request.method, request.headers)
         message = await _message(request, binding, values, query)
         metadata = metadata_in(request.headers.items())
         default_s = None if binding.is_stream else UNARY_TIMEOUT_S
@@ -186,15 +191,16 @@ async def _message(
     body = await _read(request)
     if body and not binding.body:
         raise MeshError(Code.INVALID_ARGUMENT, "this method takes no body", field="body")
+    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    is_form = bool(binding.body) and media_type in _FORM_TYPES
+    if is_form or (body and media_type != "application/json"):
+        raise MeshError(
+            Code.UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Type {media_type[:100]!r}: expected application/json",
+            field="Content-Type",
+        )
     parsed = None
     if body:
-        media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
-            raise MeshError(
-                Code.UNSUPPORTED_MEDIA_TYPE,
-                f"Content-Type {media_type[:100]!r}: expected application/json",
-                field="Content-Type",
-            )
         parsed = parse_json(body, "body")
         bind_body(message, parsed, binding.body)
     bind_path(message, values)

@@ -155,3 +155,26 @@ async def test_an_unauthenticated_call_asks_for_a_bearer_token(face: Face) -> No
 async def test_an_absolute_target_loses_its_authority(face: Face) -> None:
     status, _, text = await face.ask("GET", "http://other:1/v1/shelves/1", {}, None)
     assert (status, received(text)) == (200, {"name": "shelves/1"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "http://proxied"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Origin": "http://oracle"}, 200),
+        ({}, 200),
+    ],
+)
+async def test_a_page_of_another_site_cannot_change_anything(
+    face: Face, headers: dict[str, str], status: int
+) -> None:
+    got, _, _ = await face.ask("POST", "/v1/shelves/1:archive", headers, b"")
+    assert got == status
+    assert len(face.oracle.received) == (1 if status == 200 else 0)

@@ -74,6 +74,7 @@ def test_a_clone_at_another_address_waits_for_the_lease_to_end(incarnation):
         grant(table, 109.0, lease_id="l2", address="h:2", incarnation=incarnation)
     assert (caught.value.code, caught.value.reason) == (Code.ALREADY_EXISTS, "NODE_ID_IN_USE")
     assert "h:1" in caught.value.message
+    assert caught.value.retry_after_s == 1.0
     assert table.keep_alive(LeaseId("l1"), NODE, 1, 109.5).address == "h:1"
     assert grant(table, 119.5, lease_id="l2", address="h:2").address == "h:2"
 
