@@ -31,6 +31,8 @@ __all__ = ["LoadedShard", "arguments_of", "find_layers", "load_shard", "resolve_
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _LIST_NAMES: Final = ("layers", "h", "blocks", "layer")
+# These have the flag is_decoder and do not heed it; of encoder families it tells the truth.
+_CAUSAL_WITHOUT_FLAG: Final = ("gpt_neox", "gpt_neox_japanese")
 _NOT_TEXT: Final = re.compile("vision|visual|image|audio|speech")
 
 
@@ -184,9 +186,13 @@ def _load(directory: Path, shape: ModelDir, layers: LayerRange, dtype: torch.dty
                 f"{directory}: {len(names)} tensors {what}, the first is {min(names)}",
                 field=str(directory),
             )
-    if getattr(model.config, "is_decoder", True) is False:
+    if (
+        getattr(model.config, "is_decoder", True) is False
+        and shape.model_type not in _CAUSAL_WITHOUT_FLAG
+    ):
         raise ConfigError(
-            f"{directory}: config.json says is_decoder: false; an encoder cannot generate",
+            f"{directory}: config.json says is_decoder: false, expected true: "
+            "an encoder looks at later tokens and cannot generate",
             field=str(directory),
         )
     model.eval().requires_grad_(False)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MambaConfig
+from transformers import AutoModelForCausalLM, BertConfig, MambaConfig
 
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.topology import LayerRange
@@ -115,6 +115,14 @@ def test_code_in_the_directory_is_never_run(directory: Path, tmp_path: Path) -> 
     with pytest.raises(MeshError):
         load(directory, allow_unverified=True)
     assert not marker.exists()
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    directory = save_random_model(tiny_config(BertConfig), tmp_path)
+    assert load(directory).spec.layers == LayerRange(1, 3)
+    edit_config(directory, is_decoder=False)
+    with pytest.raises(ConfigError, match="is_decoder: false, expected true"):
+        load(directory)
 
 
 def test_an_architecture_outside_the_verified_list_needs_a_flag(tmp_path: Path) -> None:
