@@ -6,13 +6,14 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from tests.bench import codec, forward, hops
 from tests.bench.report import Report, Run, describe_machine, print_json, print_reports
 
-BENCHMARKS: dict[str, Callable[[Run], Awaitable[Report]]] = {
+BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
     "forward": forward.run,
     "hops": hops.run,
     "codec": codec.run,

@@ -50,9 +50,9 @@ async def run(options: Run) -> Report:
             "bytes",
             "ratio",
             "as float32",
-            "memcpy GB/s",
-            "compress /",
-            "decompress /",
+            "memcpy",
+            "compress",
+            "decompress",
             "pays below",
         ),
     )
@@ -134,7 +134,8 @@ def _sample(name: str, values: npt.NDArray[np.generic], *, by_token: bool) -> Sa
 
 def _widen(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     """Read bfloat16 bits and write the same numbers as float32."""
-    return bits.view(ml_dtypes.bfloat16).astype(np.float32)
+    wide: npt.NDArray[np.float32] = bits.view(ml_dtypes.bfloat16).astype(np.float32)
+    return wide
 
 
 def _ratio(sample: Sample) -> float:
@@ -156,9 +157,9 @@ def _add_row(
             f"{each:,}",
             f"{ratio:.3f}",
             f"{as_float32:.3f}",
-            f"{sample.num_bytes / copy_s / 1e9:.1f}",
-            f"{slower['compress']:.0f}",
-            f"{slower['decompress']:.0f}",
+            f"{sample.num_bytes / copy_s / 1e9:.0f} GB/s",
+            f"x {slower['compress']:.0f}",
+            f"x {slower['decompress']:.0f}",
             f"{bits_per_s / 1e6:.0f} Mb/s",
         )
     )
@@ -189,7 +190,7 @@ _NOTES = (
         " 2 raw and 1.6 coded."
     ),
     (
-        "compress / and decompress / are times over memcpy's, in cache. A link pays for zstd"
+        "compress and decompress are times over memcpy's, in cache. A link pays for zstd"
         " below the last column's bandwidth."
     ),
 )

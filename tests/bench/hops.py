@@ -29,6 +29,7 @@ PAUSE_S = 0.030
 _WANT = Want("top", 32)
 _PROMPT = tuple(range(1, 17))
 _CACHE_TOKENS = 1 << 40
+_FEWEST = 4
 
 
 @dataclass
@@ -73,14 +74,14 @@ async def run(options: Run) -> Report:
         with _stub_routes(hidden_size) as routes:
             for pause_s, per_round in ((0.0, 40), (PAUSE_S, 8)):
                 title = f"stub nodes, hidden {hidden_size}{_rhythm(pause_s)}"
-                count = max(2, per_round // options.divisor)
+                count = max(_FEWEST, per_round // options.divisor)
                 report.tables.append(
                     await _measure(title, routes, options.rounds(20), count, pause_s)
                 )
     if options.model is not None:
         with _model_routes(options.model) as routes:
             title = f"model {options.model.resolve().name}"
-            count = max(2, 10 // options.divisor)
+            count = max(_FEWEST, 10 // options.divisor)
             report.tables.append(await _measure(title, routes, options.rounds(10), count, 0.0))
     return report
 

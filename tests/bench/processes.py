@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 READY_EVENT = "ready"
+_READY_S = 120.0
 _END_S = 10.0
 
 RAW_BODIES = {
@@ -67,11 +69,16 @@ def _start(command: list[str]) -> subprocess.Popen[str]:
 
 def _ready_address(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    for line in process.stdout:
-        with suppress(ValueError):
-            event = json.loads(line)
-            if event.get("event") == READY_EVENT:
-                return str(event["address"])
+    late = threading.Timer(_READY_S, process.kill)
+    late.start()
+    try:
+        for line in process.stdout:
+            with suppress(ValueError):
+                event = json.loads(line)
+                if event.get("event") == READY_EVENT:
+                    return str(event["address"])
+    finally:
+        late.cancel()
     raise RuntimeError(f"{process.args!r} ended with exit code {process.wait()} before it served")
 
 
