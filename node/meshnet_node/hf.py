@@ -19,7 +19,7 @@ import torch
 from meshnet.dtypes import BFLOAT16, INT32, numpy_dtype
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.grammar import Want
-from meshnet.model_dir import ModelDir, read_model_dir
+from meshnet.model_dir import read_model_dir
 from meshnet.topology import LayerRange
 from meshnet_node.backend import Cache, ShardSpec
 from meshnet_node.hf_cache import SessionCache
@@ -96,11 +96,6 @@ class TransformersShard:
         """What is held."""
         return self._spec
 
-    @property
-    def config(self) -> ModelDir:
-        """Shape of the whole model."""
-        return self._shape
-
     def open_cache(self) -> SessionCache:
         """Make an empty cache for a new session."""
         return SessionCache(self._shard.config, self._spec.layers)
@@ -125,7 +120,7 @@ class TransformersShard:
         if not isinstance(cache, SessionCache):
             raise TypeError(f"cache {type(cache).__name__}, expected one from open_cache()")
         inputs = self._check(cache, tensor, layers, want)
-        view = cache.view(layers)
+        position, view = cache.length, cache.view(layers)
         if self._window.select(layers):
             self._hook(layers)
         try:
@@ -135,8 +130,8 @@ class TransformersShard:
             cache.roll_back()
             raise MeshError(
                 Code.INTERNAL,
-                f"layers {layers} failed on {tensor.shape[1]} tokens at position "
-                f"{cache.length}: {type(error).__name__}: {error}",
+                f"layers {layers} failed on {tensor.shape[1]} tokens at position {position}: "
+                f"{type(error).__name__}: {error}",
                 reason="COMPUTE_FAILED",
             ) from error
         finally:
@@ -151,20 +146,20 @@ class TransformersShard:
         if layers.start == 0:
             arguments["input_ids"] = inputs
         else:
-            # The model sees their shape; the hook on the first layer puts them in.
+            # The model learns their number; the hook on the first layer puts them in.
             self._received = inputs
-            arguments["inputs_embeds"] = inputs.to(self._shard.dtype)
+            width = self._shard.embedding_width
+            embeddings = torch.zeros(1, inputs.shape[1], width, dtype=self._shard.dtype)
+            arguments["inputs_embeds"] = embeddings
         if want.kind in ("logits", "top"):
             if self._picks_logits:
                 # An index, since a count makes some heads copy their whole transposed weight.
                 arguments["logits_to_keep"] = torch.tensor([inputs.shape[1] - 1])
             arguments[self._model_cache] = view
             logits = self._shard.model(**arguments).logits[:, -1:].float()
-            return (
-                cast("npt.NDArray[Any]", logits.numpy())
-                if want.kind == "logits"
-                else _top(logits[0, 0], want.top)
-            )
+            if want.kind == "top":
+                return _top(logits[0, 0], want.top)
+            return cast("npt.NDArray[Any]", logits.numpy())
         arguments[self._decoder_cache] = view
         self._shard.decoder(**arguments)
         if want.kind == "none":
@@ -188,11 +183,9 @@ class TransformersShard:
         if self._received is None:
             raise RuntimeError("no hidden states were received")
         received = self._received.to(made.dtype)
-        return (
-            ((received, *args[1:]), kwargs)
-            if args
-            else (args, {**kwargs, "hidden_states": received})
-        )
+        if args:
+            return (received, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": received}
 
     def _take(self, _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> None:
         self._given = output[0] if isinstance(output, tuple) else output

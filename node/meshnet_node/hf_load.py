@@ -47,6 +47,7 @@ class LoadedShard:
         owner: the module inside that lists the layers, often the decoder itself.
         list_name: attribute of `owner` that lists the layers held.
         config: of the whole decoder, as it was before anything was cut.
+        embedding_width: of the token embedding, where some models project to the hidden size.
         dtype: of the weights and the arithmetic.
     """
 
@@ -55,6 +56,7 @@ class LoadedShard:
     owner: Any
     list_name: str
     config: PretrainedConfig
+    embedding_width: int
     dtype: torch.dtype
 
 
@@ -199,7 +201,9 @@ def _load(directory: Path, shape: ModelDir, layers: LayerRange, dtype: torch.dty
     decoder, owner, list_name = find_layers(model, shape.num_layers)
     held = list(getattr(owner, list_name))[layers.start : layers.end]
     setattr(owner, list_name, nn.ModuleList(held))
-    return LoadedShard(model, decoder, owner, list_name, whole, dtype)
+    return LoadedShard(
+        model, decoder, owner, list_name, whole, model.meshnet_embedding_width, dtype
+    )
 
 
 def _check_config(directory: Path, config: PretrainedConfig) -> None:
@@ -238,12 +242,14 @@ def _shard_class(cls: Any, num_layers: int, layers: LayerRange) -> Any:
             for index in range(num_layers):
                 if not layers.start <= index < layers.end:
                     skeleton[index] = _Hole()
+            embedding = self.get_input_embeddings()
+            self.meshnet_embedding_width = embedding.weight.shape[1]
             tied_keys: dict[str, str] = vars(self)["all_tied_weights_keys"]
             if not last:
                 _remove(self, self.get_output_embeddings())
             # A tied head borrows the embedding's weights.
             if not first and not (last and tied_keys):
-                _remove(self, self.get_input_embeddings())
+                _remove(self, embedding)
             kept = {key for key, _ in self.named_parameters(remove_duplicate=False)}
             self.all_tied_weights_keys = {
                 target: source for target, source in tied_keys.items() if {target, source} <= kept

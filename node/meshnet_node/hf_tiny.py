@@ -39,8 +39,8 @@ _SMALL: Final[dict[str, Any]] = {
     # width
     "hidden_size": 64,
     "d_model": 64,
-    "embedding_size": 64,
-    "word_embed_proj_dim": 64,
+    "embedding_size": 48,
+    "word_embed_proj_dim": 48,
     "input_embedding_size": 64,
     "output_embedding_size": 64,
     "embedding_dim": 64,
