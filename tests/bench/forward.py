@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.bench.measure import Series, interleave
+from tests.bench.peers import CACHE_TOKENS
 from tests.bench.processes import node_command, servers
 from tests.bench.report import Report, Run, Table
 from tests.bench.transports import (
@@ -34,7 +35,6 @@ RAW_ONE_CORE = "raw TCP, one core"
 RAW_TWO_CORES = "raw TCP, two cores"
 _WARM_UPS = 5
 _FEWEST = 4
-_CACHE_TOKENS = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _contenders(case: Case) -> dict[str, Contender]:
     peer = ["-m", "tests.bench.peers"]
     raw = [*peer, "raw", "--num-bytes", str(case.num_bytes)]
     stub = ["--backend", "stub", "--hidden-size", str(case.shape[2])]
-    node = node_command("echo", (0, 1), *stub, "--cache-tokens", str(_CACHE_TOKENS))
+    node = node_command("echo", (0, 1), *stub, "--cache-tokens", str(CACHE_TOKENS))
     contenders = {
         OURS: Contender(node, Meshnet),
         f"{OURS}, plane alone": Contender([*peer, "plane"], Meshnet),

@@ -28,7 +28,6 @@ MODEL_HOPS = (1, 2, 3)
 PAUSE_S = 0.030
 _WANT = Want("top", 32)
 _PROMPT = tuple(range(1, 17))
-_CACHE_TOKENS = 1 << 40
 _FEWEST = 4
 
 
@@ -89,10 +88,8 @@ async def run(options: Run) -> Report:
 @contextmanager
 def _stub_routes(hidden_size: int) -> Iterator[list[Route]]:
     """Start stub nodes of one layer each; each ends a model, so that a route may end there."""
-    stub = ["--backend", "stub", "--hidden-size", str(hidden_size)]
-    stub += ["--cache-tokens", str(_CACHE_TOKENS)]
-    longest = max(NUM_HOPS)
-    commands = [node_command(f"node-{i}", (i, i + 1), *stub) for i in range(longest)]
+    stage = ["-m", "tests.bench.peers", "stage", "--hidden-size", str(hidden_size)]
+    commands = [[*stage, "--layer", str(i)] for i in range(max(NUM_HOPS))]
     with servers(*commands) as addresses:
         hops = [
             Hop(NodeId(f"node-{i}"), address, LayerRange(i, i + 1))

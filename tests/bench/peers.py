@@ -1,4 +1,4 @@
-"""Echo servers of the other transports: ``python -m tests.bench.peers NAME``, a process each."""
+"""Servers that the benchmarks need beside nodes: ``python -m tests.bench.peers NAME``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
 from meshnet.plane.server import PlaneServer
-from meshnet.topology import SessionId
+from meshnet.topology import LayerRange, NodeId, SessionId
 from meshnet.wire import AnswerHeader
 from tests.bench.processes import READY_EVENT
 
@@ -29,8 +29,10 @@ GRPC_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
+CACHE_TOKENS = 1 << 40
 _MAX_BODY_BYTES = 1 << 30
 _GRPC_THREADS = 4
+_NAMES = ("plane", "stage", "raw", "aiohttp", "grpc", "grpc-aio")
 
 
 def pack_json(tensor: npt.NDArray[Any]) -> str:
@@ -100,6 +102,25 @@ async def _serve_plane() -> None:
     """Echo chunks by the plane's server alone."""
     server = PlaneServer(_EchoHandler(), policies=CompressionPolicies())
     _announce((await server.start("127.0.0.1", 0))[1])
+    await asyncio.Event().wait()
+
+
+async def _serve_stage(layer: int, hidden_size: int) -> None:
+    """Run a node with a stub backend of one layer that ends its model, so that routes may too."""
+    from meshnet_node.app import Node, NodeSettings
+    from meshnet_node.session import SessionLimits
+    from meshnet_node.stub import StubBackend
+
+    layers = LayerRange(layer, layer + 1)
+    limits = SessionLimits(cache_tokens=CACHE_TOKENS)
+    node = Node(
+        NodeSettings(node=NodeId(f"node-{layer}"), port=0, sessions=limits),
+        lambda: StubBackend(layers, hidden_size=hidden_size, head=True),
+        CompressionPolicies(),
+    )
+    address = await node.listen()
+    await node.load()
+    _announce(int(address.rpartition(":")[2]))
     await asyncio.Event().wait()
 
 
@@ -179,8 +200,10 @@ def _exit_at_end_of_input() -> None:
 def main() -> None:
     """Serve until standard input ends."""
     parser = argparse.ArgumentParser(prog="tests.bench.peers", description=__doc__)
-    parser.add_argument("name", choices=["plane", "raw", "aiohttp", "grpc", "grpc-aio"])
+    parser.add_argument("name", choices=_NAMES)
     parser.add_argument("--num-bytes", type=int, default=0, help="of a raw message")
+    parser.add_argument("--layer", type=int, default=0, help="of a stage")
+    parser.add_argument("--hidden-size", type=int, default=8, help="of a stage")
     parser.add_argument("--cpu", type=int, help="run on this CPU alone")
     arguments = parser.parse_args()
     if arguments.cpu is not None:
@@ -189,6 +212,8 @@ def main() -> None:
     match arguments.name:
         case "plane":
             asyncio.run(_serve_plane())
+        case "stage":
+            asyncio.run(_serve_stage(arguments.layer, arguments.hidden_size))
         case "raw":
             _serve_raw(arguments.num_bytes)
         case "aiohttp":
