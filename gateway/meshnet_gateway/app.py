@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,7 +13,8 @@ from aiohttp import web
 from meshnet.compression import CompressionPolicies
 from meshnet.control.app import ControlServer, ControlSettings
 from meshnet.control.client import ControlClient
-from meshnet.errors import ConfigError, MeshError
+from meshnet.errors import MeshError
+from meshnet.listen import BACKLOG, host_port, listen
 from meshnet.plane.client import PlaneClient
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.openai_routes import add_routes
@@ -67,14 +69,16 @@ class Gateway:
         self._control: ControlClient | None = None
         self._plane = PlaneClient(policies=policies)
         self._service: OpenAIService | None = None
+        self._listener: socket.socket | None = None
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> str:
-        """Start the control plane if it is inside, then listen; gives ``host:port``.
+        """Take the port, start the control plane if it is inside, serve; gives ``host:port``.
 
         Raises:
             ConfigError: an address cannot be listened on, naming it.
         """
+        self._listener = listener = await listen(self.settings.host, self.settings.port, "--listen")
         if self.settings.control_url is None:
             self._control_server = ControlServer(self.settings.control)
             http, grpc = await self._control_server.start()
@@ -93,16 +97,8 @@ class Gateway:
             shutdown_timeout=self.settings.grace_s,
         )
         await self._runner.setup()
-        host, port = self.settings.host, self.settings.port
-        try:
-            await web.TCPSite(self._runner, host, port).start()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(
-                f"cannot listen on {host}:{port}: {reason}", field="--listen"
-            ) from None
-        bound = self._runner.addresses[0]
-        return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+        await web.SockSite(self._runner, listener, backlog=BACKLOG).start()
+        return host_port(*listener.getsockname()[:2])
 
     async def close(self) -> None:
         """Refuse new requests, let answers in progress end within the grace, free everything."""
@@ -110,6 +106,8 @@ class Gateway:
             self._service.drain()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._listener is not None:
+            self._listener.close()
         await self._plane.close()
         if self._control is not None:
             await self._control.close()

@@ -20,7 +20,6 @@ import grpc
 from aiohttp import web
 
 from meshnet.control.httpmeta import mesh_error_answer
-from meshnet.control.listen import BACKLOG, host_port, listen
 from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
 from meshnet.control.route_service import RouteService
@@ -29,6 +28,7 @@ from meshnet.control.store import MemoryStore
 from meshnet.control.stubs import SERVICES, add_nodes, add_routes
 from meshnet.control.transcode import MAX_BODY_BYTES, Transcoder
 from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.listen import BACKLOG, host_port, listen
 
 __all__ = ["Addresses", "ControlServer", "ControlSettings"]
 

@@ -10,8 +10,8 @@ import aiohttp
 import grpc
 
 from meshnet.control.keepalive import CLIENT_OPTIONS
-from meshnet.control.listen import host_port
 from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.listen import host_port
 
 __all__ = ["Connection"]
 

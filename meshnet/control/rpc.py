@@ -13,9 +13,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from meshnet.control.keepalive import SERVER_OPTIONS
-from meshnet.control.listen import host_port
 from meshnet.control.status import DETAILS_KEY, to_status
 from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.listen import host_port
 
 __all__ = ["Observer", "RpcServer"]
 

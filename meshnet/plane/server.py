@@ -10,6 +10,7 @@ import socket
 from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase
+from meshnet.listen import listen
 from meshnet.plane.connection import Connection
 from meshnet.plane.exchange import Exchange, Service
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
@@ -20,7 +21,6 @@ __all__ = ["PlaneHandler", "PlaneLimits", "PlaneServer"]
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 256
 _ACCEPT_PAUSE_S = 0.1
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -57,14 +57,9 @@ class PlaneServer:
         """Listen, and give the bound host and port (`port` 0 takes a free one).
 
         Raises:
-            OSError: the address is taken or not this machine's.
+            ConfigError: the address is taken or not this machine's.
         """
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, _, _, _, address = found[0]
-        listener = socket.create_server((address[0], address[1]), family=family, backlog=_BACKLOG)
+        listener = await listen(host, port, "--listen")
         listener.setblocking(False)
         self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener))

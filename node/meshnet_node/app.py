@@ -15,8 +15,9 @@ import numpy as np
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
-from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
+from meshnet.listen import host_port
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.server import PlaneServer
 from meshnet.topology import NodeId, SessionId
@@ -88,15 +89,7 @@ class Node:
         Raises:
             ConfigError: the address cannot be listened on, naming it.
         """
-        host, port = self.settings.host, self.settings.port
-        try:
-            bound_host, bound_port = await self._server.start(host, port)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(
-                f"cannot listen on {host}:{port}: {reason}", field="--listen"
-            ) from None
-        return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
+        return host_port(*await self._server.start(self.settings.host, self.settings.port))
 
     async def load(self) -> ShardSpec:
         """Load the shard and run one forward through it; gives what it holds.

@@ -8,6 +8,7 @@ import contextlib
 import pytest
 
 from meshnet.compression import CompressionPolicies
+from meshnet.errors import ConfigError
 from meshnet.plane.handler import PlaneLimits
 from meshnet.plane.server import PlaneServer
 from tests.plane.doubles import (
@@ -180,7 +181,7 @@ async def test_closing_cancels_what_outlasts_the_grace() -> None:
         assert await busy.at_end()
 
 
-async def test_p2_a_taken_port_is_an_os_error() -> None:
+async def test_p2_a_taken_port_is_named() -> None:
     async with serving(EchoHandler()) as (host, port):
-        with pytest.raises(OSError, match=r"in use"):
+        with pytest.raises(ConfigError, match=rf"127.0.0.1:{port}: address already in use"):
             await PlaneServer(EchoHandler(), policies=CompressionPolicies()).start(host, port)
