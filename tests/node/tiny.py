@@ -49,6 +49,7 @@ TINY: dict[str, Callable[[], Any]] = {
     ),
     "gpt2": _config("GPT2Config", n_inner=96),
     "gpt_neox": _config("GPTNeoXConfig"),
+    "opt": _config("OPTConfig", ffn_dim=96, word_embed_proj_dim=32),
     "phi3": _config("Phi3Config"),
     "mixtral": _config("MixtralConfig", num_local_experts=4),
     "qwen2_moe": _config("Qwen2MoeConfig", shared_expert_intermediate_size=32, **_EXPERTS),
