@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from meshnet.errors import MeshError
+from meshnet.model_dir import read_model_dir
 from tests.bench import codec, forward, hops
 from tests.bench.report import Report, Run, describe_machine, print_json, print_reports
 
@@ -35,6 +37,11 @@ def main() -> None:
         parser.error(f"no benchmark {unknown[0]!r}; expected one of: {names}")
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}; expected 1 or more")
+    if arguments.model is not None:
+        try:
+            read_model_dir(arguments.model)
+        except MeshError as error:
+            parser.error(f"--model: {error}")
     options = Run(arguments.rounds, arguments.quick, arguments.model)
     machine = describe_machine()
     reports = {}
