@@ -138,3 +138,8 @@ def test_no_control_plane_is_one_clear_line():
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
     assert str(port) in done.stderr
+
+
+def test_a_child_without_a_parent_ends_at_once():
+    done = meshnet(*STUB, "--exit-with-parent")
+    assert (done.returncode, done.stderr) == (0, "")
