@@ -12,7 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-GENERATED = Path("meshnet/v1")
+GENERATED = (
+    Path("meshnet/v1"),
+    Path("meshnet/internal/etcd/v3"),
+    Path("meshnet/internal/store/v1"),
+)
 BASELINE = "proto.baseline.binpb"
 
 
@@ -28,10 +32,18 @@ def stale() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         if not buf("generate", "--output", folder):
             return ["buf generate failed"]
-        fresh = Path(folder, GENERATED)
-        names = {path.name for path in (*fresh.glob("*_pb2*"), *GENERATED.glob("*_pb2*"))}
-        _, differ, missing = filecmp.cmpfiles(fresh, GENERATED, sorted(names), shallow=False)
+        found = (file for root in (Path(folder), Path()) for file in _generated_in(root))
+        _, differ, missing = filecmp.cmpfiles(folder, ".", sorted(set(found)), shallow=False)
     return [*differ, *missing]
+
+
+def _generated_in(root: Path) -> list[str]:
+    """Name the generated files under `root`, relative to it."""
+    return [
+        path.relative_to(root).as_posix()
+        for package in GENERATED
+        for path in (root / package).glob("*_pb2*")
+    ]
 
 
 def main() -> int:
@@ -42,7 +54,7 @@ def main() -> int:
         "breaking change": ("breaking", "proto", "--against", BASELINE),
     }
     failed = [name for name, arguments in checks.items() if not buf(*arguments)]
-    failed += [f"{GENERATED}/{name} is not up to date (run: buf generate)" for name in stale()]
+    failed += [f"{name} is not up to date (run: buf generate)" for name in stale()]
     for name in failed:
         print(f"schema: {name}", file=sys.stderr)
     return 1 if failed else 0
