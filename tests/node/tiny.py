@@ -15,6 +15,9 @@ __all__ = ["TINY", "save_tiny"]
 
 VOCAB = 128
 
+# Models this small only wait for each other's threads.
+torch.set_num_threads(1)
+
 
 def _config(name: str, **over: Any) -> Callable[[], Any]:
     common: dict[str, Any] = {
