@@ -25,6 +25,13 @@ def control(
     lease_ttl: Annotated[
         float, typer.Option(min=0.5, max=3600, help="Seconds that a node may be silent.")
     ] = 10.0,
+    store: Annotated[
+        str,
+        typer.Option(
+            help="Where nodes are kept: memory, sqlite:PATH (outlives a restart), or "
+            "etcd://HOST:PORT[,HOST:PORT...] (shared by replicas)."
+        ),
+    ] = "memory",
     as_json: Json = False,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -40,6 +47,7 @@ def control(
         grpc_host=grpc_host,
         grpc_port=grpc_port,
         lease_ttl_s=lease_ttl,
+        store=store,
     )
 
     @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import secrets
@@ -10,11 +9,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import grpc
 from aiohttp import web
@@ -24,15 +22,13 @@ from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
-from meshnet.control.store import MemoryStore
+from meshnet.control.store_url import make_store
 from meshnet.control.stubs import SERVICES, add_nodes, add_routes
 from meshnet.control.transcode import MAX_BODY_BYTES, Transcoder
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 
 __all__ = ["Addresses", "ControlServer", "ControlSettings"]
-
-EXPIRY_INTERVAL_S: Final = 0.25
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +48,8 @@ class ControlSettings:
         bookmark_interval_s: how often a quiet watch says that it lives.
         close_grace_s: what running calls get when the server closes.
         replica_id: name of this replica; empty for a random one.
+        store: where the registry is kept: ``memory``, ``sqlite:PATH``, or
+            ``etcd://HOST:PORT[,HOST:PORT...]``, which several replicas share.
     """
 
     http_host: str = "127.0.0.1"
@@ -64,6 +62,7 @@ class ControlSettings:
     bookmark_interval_s: float = 10.0
     close_grace_s: float = 1.0
     replica_id: str = ""
+    store: str = "memory"
 
     def __post_init__(self) -> None:
         """Refuse times that cannot be.
@@ -90,6 +89,9 @@ class ControlServer:
     Args:
         settings: see there.
         clock: monotonic seconds, for leases.
+
+    Raises:
+        ConfigError: the store's address cannot be read.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class ControlServer:
     ) -> None:
         self._settings = settings
         self._metrics = ControlMetrics()
-        self._store = MemoryStore(clock, time.time, forget_after_s=settings.forget_after_s)
+        self._store = make_store(settings.store, clock, settings.forget_after_s)
         times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
         nodes = NodeService(self._store, times, bookmark_interval_s=settings.bookmark_interval_s)
         routes = RouteService(self._store, settings.replica_id or secrets.token_hex(4))
@@ -110,13 +112,14 @@ class ControlServer:
         self._folder: Path | None = None
         self._channel: grpc.aio.Channel | None = None
         self._runner: web.AppRunner | None = None
-        self._expiry: asyncio.Task[None] | None = None
 
     async def start(self) -> Addresses:
         """Take both addresses, then serve.
 
         Raises:
-            ConfigError: an address is taken or not this machine's; nothing was started.
+            ConfigError: an address is taken or not this machine's, or the store cannot be
+                opened; nothing was started.
+            MeshError: UNAVAILABLE, the store is away.
         """
         settings = self._settings
         listener = await listen(settings.http_host, settings.http_port, "http_port")
@@ -127,7 +130,8 @@ class ControlServer:
             self._grpc_port = self._rpc.bind(settings.grpc_host, settings.grpc_port)
             self._folder = Path(tempfile.mkdtemp(prefix="meshnet-"))
             target = self._rpc.bind_unix(str(self._folder / "grpc.sock"))
-        except ConfigError:
+            await self._store.open()
+        except MeshError:
             listener.close()
             await self.close()
             raise
@@ -141,7 +145,6 @@ class ControlServer:
         )
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=BACKLOG).start()
-        self._expiry = asyncio.create_task(self._expire())
         port = listener.getsockname()[1]
         return Addresses(
             host_port(settings.http_host, port), host_port(settings.grpc_host, self._grpc_port)
@@ -149,16 +152,13 @@ class ControlServer:
 
     async def close(self) -> None:
         """End watches, give running calls a moment, stop serving."""
-        self._store.close()
-        if self._expiry is not None:
-            self._expiry.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._expiry
+        self._store.stop()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._channel is not None:
             await self._channel.close()
         await self._rpc.close(self._settings.close_grace_s)
+        await self._store.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -172,18 +172,17 @@ class ControlServer:
     async def _healthz(self, _request: web.Request) -> web.Response:
         snapshot = await self._store.snapshot()
         return web.json_response(
-            {"status": "ok", "grpc_port": self._grpc_port, "revision": str(snapshot.revision)}
+            {
+                "status": "ok" if snapshot.health.is_connected else "the store is away",
+                "grpc_port": self._grpc_port,
+                "revision": str(snapshot.revision),
+                "store_age_s": round(snapshot.health.age_s, 3),
+            }
         )
 
     async def _render_metrics(self, _request: web.Request) -> web.Response:
         body = self._metrics.render(await self._store.snapshot())
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-    async def _expire(self) -> None:
-        """Notice ended leases even when nobody asks, so that watches hear of them."""
-        while True:
-            await asyncio.sleep(EXPIRY_INTERVAL_S)
-            self._store.expire()
 
 
 @web.middleware

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshnet.control.paging import page_of
-from meshnet.control.registry import Event, RegistryStore
+from meshnet.control.registry import Event, Store
 from meshnet.control.validate import (
     check_labels,
     check_model,
@@ -48,7 +48,7 @@ class NodeService:
     """
 
     def __init__(
-        self, store: RegistryStore, times: LeaseTimes, *, bookmark_interval_s: float = 10.0
+        self, store: Store, times: LeaseTimes, *, bookmark_interval_s: float = 10.0
     ) -> None:
         self._store = store
         self._times = times

@@ -9,7 +9,7 @@ from typing import Final
 
 import meshnet
 from meshnet.control.paging import page_of
-from meshnet.control.registry import RegistryStore, Snapshot
+from meshnet.control.registry import Snapshot, Store
 from meshnet.control.validate import check_model, check_required, invalid, node_id_of
 from meshnet.errors import Code, MeshError, RouteError
 from meshnet.routing import Candidate, RouteQuery, Selected, select_routes, uncovered_layers
@@ -31,7 +31,7 @@ class RouteService:
     reached a node's load report yet are counted.
     """
 
-    def __init__(self, store: RegistryStore, replica_id: str) -> None:
+    def __init__(self, store: Store, replica_id: str) -> None:
         self._store = store
         self._replica_id = replica_id
         self._turns: Counter[NodeId] = Counter()

@@ -1,0 +1,36 @@
+"""Where a registry is kept, as operators write it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from meshnet.control.registry import Store
+from meshnet.control.sqlite_journal import SqliteJournal
+from meshnet.control.store import MemoryStore
+from meshnet.errors import ConfigError
+
+__all__ = ["make_store"]
+
+
+def make_store(text: str, clock: Callable[[], float], forget_after_s: float) -> Store:
+    """Make the store that `text` names; it is not opened yet.
+
+    Args:
+        text: ``memory``, ``sqlite:PATH`` or ``etcd://HOST:PORT[,HOST:PORT...]``.
+        clock: monotonic seconds.
+        forget_after_s: seconds for which a LOST node is still listed.
+
+    Raises:
+        ConfigError: `text` is none of these.
+    """
+    if text == "memory":
+        return MemoryStore(clock, time.time, forget_after_s=forget_after_s)
+    if text.startswith("sqlite:") and len(text) > len("sqlite:"):
+        journal = SqliteJournal(Path(text.removeprefix("sqlite:")).expanduser())
+        return MemoryStore(clock, time.time, forget_after_s=forget_after_s, journal=journal)
+    raise ConfigError(
+        f"store {text!r}: expected memory, sqlite:PATH or etcd://HOST:PORT[,HOST:PORT...]",
+        field="--store",
+    )
