@@ -182,7 +182,7 @@ def _transformers(
     )
 
     def open_backend() -> ShardBackend:
-        from meshnet_node.hf import TransformersShard
+        from meshnet_node.hf.shard import TransformersShard
 
         return TransformersShard(
             files.directory,

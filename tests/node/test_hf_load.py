@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, BertConfig, MambaConfig
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.topology import LayerRange
 from meshnet_node.architectures import verified_model_types
-from meshnet_node.hf import TransformersShard
-from meshnet_node.hf_exact import save_random_model
-from meshnet_node.hf_load import resolve_dtype
-from meshnet_node.hf_tiny import tiny_config
+from meshnet_node.hf.exact import save_random_model
+from meshnet_node.hf.load import resolve_dtype
+from meshnet_node.hf.shard import TransformersShard
+from meshnet_node.hf.tiny import tiny_config
 from tests.node.tiny import TINY, save_tiny
 
 

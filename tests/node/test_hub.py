@@ -15,7 +15,7 @@ from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.model_dir import read_model_dir
 from meshnet.model_hub import resolve_tokenizer
 from meshnet.topology import LayerRange
-from meshnet_node.hf_load import load_shard
+from meshnet_node.hf.load import load_shard
 from meshnet_node.model_files import resolve_model
 from tests.node.fake_hub import FakeHub, serve_hub
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from meshnet_node.hf_exact import save_random_model
+from meshnet_node.hf.exact import save_random_model
 
 __all__ = ["TINY", "save_tiny"]
 

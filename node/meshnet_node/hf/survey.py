@@ -25,13 +25,13 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from meshnet.errors import Code, ConfigError, MeshError
-from meshnet_node.hf_exact import find_difference, save_random_model
-from meshnet_node.hf_tiny import tiny_config
+from meshnet_node.hf.exact import find_difference, save_random_model
+from meshnet_node.hf.tiny import tiny_config
 
 __all__ = ["SurveyRow", "causal_model_types", "run_survey", "write_verified"]
 
 _VERIFIED: Final = Path(__file__).with_name("architectures.json")
-_WORKER: Final = ("-m", "meshnet_node.hf_survey")
+_WORKER: Final = ("-m", "meshnet_node.hf.survey")
 _START_TIMEOUT_S: Final = 180.0
 
 
@@ -101,7 +101,7 @@ def run_survey(
 
 
 def write_verified(rows: Collection[SurveyRow], path: Path = _VERIFIED) -> None:
-    """Write the list that `hf_load` checks a model against."""
+    """Write the list that `load` checks a model against."""
     value = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,

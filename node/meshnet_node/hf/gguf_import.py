@@ -26,7 +26,7 @@ import transformers
 from meshnet.errors import ConfigError
 from meshnet.model_dir import CONFIG_FILE, NOTE_FILE
 from meshnet_node.gguf_header import GgufHeader, read_header
-from meshnet_node.hf_gguf_weights import model_parameters, plan_files, write_weights
+from meshnet_node.hf.gguf_weights import model_parameters, plan_files, write_weights
 
 __all__ = ["DEFAULT_MAX_SHARD_BYTES", "DTYPES", "ImportedModel", "bundled_smollm2", "import_gguf"]
 

@@ -22,10 +22,10 @@ from meshnet.grammar import Want
 from meshnet.model_dir import read_model_dir
 from meshnet.topology import LayerRange
 from meshnet_node.backend import Cache, ShardSpec
-from meshnet_node.hf_cache import SessionCache
-from meshnet_node.hf_load import arguments_of, load_shard
-from meshnet_node.hf_tensor import from_torch, to_torch
-from meshnet_node.hf_window import LayerWindow
+from meshnet_node.hf.cache import SessionCache
+from meshnet_node.hf.load import arguments_of, load_shard
+from meshnet_node.hf.tensor import from_torch, to_torch
+from meshnet_node.hf.window import LayerWindow
 
 __all__ = ["TransformersShard"]
 
@@ -47,7 +47,7 @@ class TransformersShard:
         allow_unverified: also load architectures that were not shown to run in shards.
 
     Raises:
-        MeshError: the directory or the layers cannot be used; see `hf_load.load_shard`.
+        MeshError: the directory or the layers cannot be used; see `load.load_shard`.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.configuration_utils import PretrainedConfig
 
 from meshnet.topology import LayerRange
-from meshnet_node.hf_load import LoadedShard
+from meshnet_node.hf.load import LoadedShard
 
 __all__ = ["LayerWindow"]
 
