@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from meshnet.dtypes import FLOAT32, INT32, item_size, numpy_dtype
+from meshnet.dtypes import BFLOAT16, FLOAT32, INT32, item_size, numpy_dtype
 from meshnet.errors import Code, WireError
 from meshnet.grammar import (
     Phase,
@@ -118,6 +118,11 @@ class ChunkHeader:
         """Bytes of the decoded tensor, in unbounded integers."""
         return _num_bytes(self.shape, self.dtype)
 
+    @property
+    def width(self) -> int | None:
+        """Values in a row of a bfloat16 tensor, for `meshnet.codec`; None for other dtypes."""
+        return self.shape[-1] if self.dtype == BFLOAT16 else None
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerHeader:
@@ -131,6 +136,7 @@ class AnswerHeader:
         chunk_total: echoed.
         encoding: coding of the body; None is raw.
         server_timing: value of Server-Timing, see `meshnet.timing`.
+        accept_encoding: encodings that the node reads in requests; empty where it does not say.
     """
 
     shape: tuple[int, ...] | None
@@ -140,6 +146,7 @@ class AnswerHeader:
     chunk_total: int = 1
     encoding: str | None = None
     server_timing: str = ""
+    accept_encoding: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -147,6 +154,11 @@ class AnswerHeader:
         if self.shape is None or self.dtype is None:
             return 0
         return _num_bytes(self.shape, self.dtype)
+
+    @property
+    def width(self) -> int | None:
+        """Values in a row of a bfloat16 tensor, for `meshnet.codec`; None for other dtypes."""
+        return self.shape[-1] if self.shape is not None and self.dtype == BFLOAT16 else None
 
 
 def unpack_chunk(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> ChunkHeader:
@@ -243,6 +255,7 @@ def unpack_answer(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> Answ
         chunk_total=total,
         encoding=_optional(fields, "X-Meshnet-Encoding", parse_encoding),
         server_timing=fields.get("server-timing", ""),
+        accept_encoding=_optional(fields, "X-Meshnet-Accept-Encoding", parse_encodings) or (),
     )
 
 
@@ -258,6 +271,8 @@ def pack_answer(header: AnswerHeader) -> list[tuple[str, str]]:
     fields.append(("X-Meshnet-Chunk-Total", str(header.chunk_total)))
     if header.encoding is not None:
         fields.append(("X-Meshnet-Encoding", header.encoding))
+    if header.accept_encoding:
+        fields.append(("X-Meshnet-Accept-Encoding", ", ".join(header.accept_encoding)))
     if header.server_timing:
         fields.append(("Server-Timing", header.server_timing))
     return fields
