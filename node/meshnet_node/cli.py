@@ -95,7 +95,8 @@ def node(
     identity = _parse(parse_node_id, node_id, "--id") if node_id else _default_id(port)
     open_backend: Callable[[], ShardBackend]
     if backend is BackendName.STUB:
-        stub = StubBackend(shard_layers, hidden_size=hidden_size)
+        # In a mesh a route must end in logits; alone, every chunk just passes through.
+        stub = StubBackend(shard_layers, hidden_size=hidden_size, head=control is not None)
         spec, open_backend = stub.spec, lambda: stub
     else:
         spec, open_backend = _transformers(
