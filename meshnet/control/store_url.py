@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from meshnet.control.etcd.store import EtcdStore
 from meshnet.control.registry import Store
 from meshnet.control.sqlite_journal import SqliteJournal
 from meshnet.control.store import MemoryStore
 from meshnet.errors import ConfigError
+from meshnet.listen import host_port
 
 __all__ = ["make_store"]
 
@@ -30,7 +33,26 @@ def make_store(text: str, clock: Callable[[], float], forget_after_s: float) -> 
     if text.startswith("sqlite:") and len(text) > len("sqlite:"):
         journal = SqliteJournal(Path(text.removeprefix("sqlite:")).expanduser())
         return MemoryStore(clock, time.time, forget_after_s=forget_after_s, journal=journal)
-    raise ConfigError(
+    if text.startswith("etcd://"):
+        addresses = [_address(part, text) for part in text.removeprefix("etcd://").split(",")]
+        return EtcdStore(addresses, time.time, forget_after_s=forget_after_s)
+    raise _unreadable(text)
+
+
+def _address(part: str, text: str) -> str:
+    """Read one ``HOST:PORT``."""
+    try:
+        parts = urlsplit(f"//{part}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port or parts.netloc != part or "@" in part:
+        raise _unreadable(text)
+    return host_port(host, port)
+
+
+def _unreadable(text: str) -> ConfigError:
+    return ConfigError(
         f"store {text!r}: expected memory, sqlite:PATH or etcd://HOST:PORT[,HOST:PORT...]",
         field="--store",
     )
