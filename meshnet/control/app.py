@@ -102,7 +102,11 @@ class ControlServer:
         self._store = make_store(settings.store, clock, settings.forget_after_s)
         times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
         nodes = NodeService(self._store, times, bookmark_interval_s=settings.bookmark_interval_s)
-        routes = RouteService(self._store, settings.replica_id or secrets.token_hex(4))
+        routes = RouteService(
+            self._store,
+            settings.replica_id or secrets.token_hex(4),
+            bookmark_interval_s=settings.bookmark_interval_s,
+        )
         self._rpc = RpcServer(
             (partial(add_nodes, nodes), partial(add_routes, routes)),
             [service.full_name for service in SERVICES],

@@ -152,6 +152,8 @@ def lose(before: Record, now: float) -> Record:
     return record
 
 
-def desired_state(state: pb.NodeState) -> pb.NodeState:
-    """Give the state that the control plane wants of a node in `state`."""
-    return state if state in _LEAVING else pb.NODE_STATE_READY
+def desired_state(node: pb.Node) -> pb.NodeState:
+    """Give the state that the control plane wants of a node: what it leaves for, or cordoned."""
+    if node.state in _LEAVING:
+        return node.state
+    return pb.NODE_STATE_CORDONED if node.cordoned else pb.NODE_STATE_READY

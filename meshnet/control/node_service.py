@@ -11,6 +11,7 @@ from meshnet.control.paging import page_of
 from meshnet.control.registry import Event, Store
 from meshnet.control.validate import (
     check_labels,
+    check_load,
     check_model,
     check_node,
     check_node_id,
@@ -75,6 +76,7 @@ class NodeService:
     ) -> pb.HeartbeatResponse:
         """Renew a node's lease."""
         check_required(request)
+        check_load(request.load, "load")
         beat = await self._store.heartbeat(node_id_of(request.name), request)
         response = pb.HeartbeatResponse(
             lease=_lease(beat.lease), desired_state=beat.desired_state, revision=beat.revision

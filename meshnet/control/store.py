@@ -168,7 +168,7 @@ class MemoryStore:
             if request.HasField("load"):
                 self._changes.notify(Event(self._changes.revision, record.node, is_load=True))
         left_s = None if record.drain_until_s is None else max(0.0, record.drain_until_s - now)
-        return Heartbeat(lease, desired_state(record.node.state), left_s, self._changes.revision)
+        return Heartbeat(lease, desired_state(record.node), left_s, self._changes.revision)
 
     async def update(
         self, node_id: NodeId, etag: str, change: Callable[[pb.Node], None]

@@ -58,7 +58,7 @@ class Heartbeats:
         else:
             self._keeper.report(node_id, number, report_of(record))
         left_s = None if record.drain_until_s is None else max(0.0, record.drain_until_s - now)
-        state = desired_state(record.node.state)
+        state = desired_state(record.node)
         return Heartbeat(lease, state, left_s, self._nodes.index.changes.revision)
 
     async def _holder(self, node_id: NodeId, request: pb.HeartbeatRequest) -> tuple[Entry, Lease]:
