@@ -50,5 +50,11 @@ def test_the_codecs_benchmark_runs():
     command = [sys.executable, "-m", "tests.bench", "codec", "--quick", "--rounds", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)["results"]["codec"]["rows"]
-    assert rows[-1]["ratio"] == pytest.approx(1.27, abs=0.02)
-    assert rows[-1]["as_float32"] < 2.2
+    found = {row["bodies"]: row for row in rows}
+    zstd = found["median of the prefills"]
+    assert zstd["ratio"] == pytest.approx(1.27, abs=0.02)
+    assert zstd["as_float32"] < 2.2
+    assert found["median of the prefills, bf16p"]["gain"] >= 1.165
+    planes = [row for row in rows if row.get("encoding") == "bf16p"]
+    assert [row for row in planes if row["base"] and row["gain"] < 1.14] == []
+    assert max(row["body_bytes"] for row in planes) == pytest.approx(4 << 20, rel=0.01)
