@@ -23,6 +23,8 @@ from meshnet.v1 import types_pb2
 
 __all__ = ["ClientSettings", "ControlClient", "to_hops"]
 
+_PAGE_SIZE = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
@@ -119,16 +121,21 @@ class ControlClient:
         self, *, model: str = "", region: str = "", states: Iterable[node_pb.NodeState] = ()
     ) -> list[node_pb.Node]:
         """Give all nodes that pass the filters, page by page."""
-        request = node_pb.ListNodesRequest(
-            page_size=1000, model=model, region=region, states=list(states)
-        )
+        request = node_pb.ListNodesRequest(model=model, region=region, states=list(states))
+        return list((await self.list_nodes_page(request)).nodes)
+
+    async def list_nodes_page(self, request: node_pb.ListNodesRequest) -> node_pb.ListNodesResponse:
+        """Give all nodes as one page, with the revision of the last one that was read."""
+        asked = node_pb.ListNodesRequest()
+        asked.CopyFrom(request)
         nodes: list[node_pb.Node] = []
+        asked.page_size = _PAGE_SIZE
         while True:
-            response: node_pb.ListNodesResponse = await self._nodes("ListNodes", request)
+            response: node_pb.ListNodesResponse = await self._nodes("ListNodes", asked)
             nodes += response.nodes
             if not response.next_page_token:
-                return nodes
-            request.page_token = response.next_page_token
+                return node_pb.ListNodesResponse(nodes=nodes, revision=response.revision)
+            asked.page_token = response.next_page_token
 
     async def drain(
         self, node_id: str, *, grace_s: float | None = None, reason: str = ""
@@ -232,7 +239,7 @@ class ControlClient:
 
     async def list_models(self) -> list[route_pb.Model]:
         """Give all models, page by page."""
-        request = route_pb.ListModelsRequest(page_size=1000)
+        request = route_pb.ListModelsRequest(page_size=_PAGE_SIZE)
         models: list[route_pb.Model] = []
         while True:
             response: route_pb.ListModelsResponse = await self._routes("ListModels", request)

@@ -11,7 +11,7 @@ import meshnet
 from meshnet.candidate import Candidate, RouteQuery
 from meshnet.control.candidates import Candidates, candidates_of
 from meshnet.control.paging import page_of
-from meshnet.control.registry import Store, Snapshot
+from meshnet.control.registry import Snapshot, Store
 from meshnet.control.validate import check_model, check_required, invalid, node_id_of
 from meshnet.coverage import left_out, uncovered_layers
 from meshnet.errors import Code, RouteError

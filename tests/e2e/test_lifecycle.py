@@ -16,7 +16,7 @@ def control_arguments(http: str = "127.0.0.1:0", grpc: str = "127.0.0.1:0") -> t
 
 
 def states(control: str) -> dict[str, str]:
-    nodes = meshnet_json("nodes", "list", "--control", control)
+    nodes = meshnet_json("nodes", "list", "--control", control)["nodes"]
     return {node["name"].removeprefix("nodes/"): node["state"] for node in nodes}
 
 
