@@ -12,13 +12,15 @@ from typing import Any
 
 from meshnet.errors import MeshError
 from meshnet.model_dir import read_model_dir
-from tests.bench import codec, forward, hops
+from tests.bench import adaptive, codec, forward, hops, routes
 from tests.bench.report import Report, Run, describe_machine, print_json, print_reports
 
 BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
     "forward": forward.run,
     "hops": hops.run,
     "codec": codec.run,
+    "routes": routes.run,
+    "adaptive": adaptive.run,
 }
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.bench import routes
 from tests.bench.codec import break_even_bits_per_s
 from tests.bench.measure import Series, interleave
 
@@ -58,3 +59,10 @@ def test_the_codecs_benchmark_runs():
     planes = [row for row in rows if row.get("encoding") == "bf16p"]
     assert [row for row in planes if row["base"] and row["gain"] < 1.14] == []
     assert max(row["body_bytes"] for row in planes) == pytest.approx(4 << 20, rel=0.01)
+
+
+@pytest.mark.parametrize("make", [routes.varied_mesh, routes.equal_mesh])
+def test_the_routes_benchmark_runs(make):
+    row = routes.measure(make, 120, 1)
+    assert row["hops"] >= 10
+    assert row["select"] > 0
