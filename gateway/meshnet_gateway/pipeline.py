@@ -39,6 +39,11 @@ def split_tokens(tensor: npt.NDArray[Any], chunk_tokens: int) -> list[npt.NDArra
     ]
 
 
+def cut_tokens(tensor: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+    """Cut a tensor along its token axis into views of these sizes, which add up to it."""
+    return np.split(tensor, np.cumsum(sizes)[:-1], axis=1)
+
+
 def join_answers(answers: Sequence[Answer]) -> npt.NDArray[Any]:
     """Put the hidden states of a prompt's chunks together again, along the token axis.
 
@@ -104,14 +109,21 @@ class RoutePipeline:
         self._begun = False
         self._closed = False
 
-    async def step(self, token_ids: Sequence[int], want: Want) -> StepOutput:
+    async def step(
+        self, token_ids: Sequence[int], want: Want, *, sizes: Sequence[int] | None = None
+    ) -> StepOutput:
         """Feed the session's next tokens; gives what `want` asks of the last position.
+
+        Args:
+            token_ids: to feed.
+            want: see `SessionPipeline.step`.
+            sizes: of the chunks; None cuts by `PipelineSettings.chunk_tokens`.
 
         Raises:
             MeshError: of the node at fault.
         """
         ids = np.asarray(token_ids, dtype=np.int32)[None]
-        answer = (await self.forward(ids, want, others=_NO_ANSWER))[-1]
+        answer = (await self.forward(ids, want, others=_NO_ANSWER, sizes=sizes))[-1]
         timings = tuple(parse_timings(answer.header.server_timing))
         tensor = answer.tensor
         if tensor is None or tensor.dtype != np.float32 or tensor.ndim != 3:
@@ -127,7 +139,12 @@ class RoutePipeline:
         )
 
     async def forward(
-        self, tensor: npt.NDArray[Any], want: Want, *, others: Want | None = None
+        self,
+        tensor: npt.NDArray[Any],
+        want: Want,
+        *,
+        others: Want | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> list[Answer]:
         """Send a tensor of the session's next tokens in chunks, several in flight, in order.
 
@@ -138,11 +155,16 @@ class RoutePipeline:
             tensor: int32 ``[1, seq]`` token ids or bfloat16 ``[1, seq, hidden]``.
             want: of the last chunk.
             others: of the chunks before it; `want` if not given.
+            sizes: of the chunks; None cuts by `PipelineSettings.chunk_tokens`.
 
         Raises:
             MeshError: of the node at fault; the chunks before it stay in the caches.
         """
-        chunks = split_tokens(tensor, self._settings.chunk_tokens)
+        chunks = (
+            split_tokens(tensor, self._settings.chunk_tokens)
+            if sizes is None
+            else cut_tokens(tensor, sizes)
+        )
         if not chunks:
             raise MeshError(Code.INVALID_ARGUMENT, "a step needs at least one token")
         self._begun = True
