@@ -11,6 +11,8 @@ _LONG_BYTES: Final = 48 * 1024
 _SETTLED_S: Final = 0.003
 """A transfer of this length counts half, what was known before the other half."""
 _WEIGHT: Final = 0.2
+_FASTER_WEIGHT: Final = 0.4
+"""Other programs only ever lengthen a call."""
 _JUMP: Final = 2.0
 _ODD: Final = 0.08
 
@@ -80,24 +82,29 @@ class CodecSpeeds:
     def __init__(self, work: _Work = "encode", *, like: CodecSpeeds | None = None) -> None:
         self._work: _Work = work
         self._like = like
-        self._s_per_byte: dict[str, dict[int, float]] = {}
+        self._s_per_byte: dict[str, dict[int, tuple[float, int]]] = {}
 
     def record(self, encoding: str, num_bytes: int, seconds: float) -> None:
         """Learn from one call."""
         if num_bytes <= 0 or seconds <= 0:
             return
+        expected = self.seconds(encoding, num_bytes) / num_bytes
         sizes = self._s_per_byte.setdefault(encoding, {})
-        size, sample = num_bytes.bit_length(), seconds / num_bytes
-        known = sizes.setdefault(size, sample)
-        # One call that was interrupted says little.
-        sizes[size] = known + _WEIGHT * (min(sample, 4 * known) - known)
+        size = num_bytes.bit_length()
+        _, count = sizes.get(size, (expected, 0))
+        # The first call finds cold caches, and one that was interrupted says little.
+        sample = min(seconds / num_bytes, (4 if count else 1) * expected)
+        weight = _FASTER_WEIGHT if sample < expected else _WEIGHT
+        weight = max(weight, 1 / (count + 1))
+        sizes[size] = expected + weight * (sample - expected), count + 1
 
     def seconds(self, encoding: str, num_bytes: int) -> float:
         """Give what a call on `num_bytes` takes, by the size measured that is nearest."""
         sizes = self._s_per_byte.get(encoding)
         if sizes:
             size = num_bytes.bit_length()
-            return num_bytes * sizes[min(sizes, key=lambda measured: abs(measured - size))]
+            nearest = min(sizes, key=lambda measured: abs(measured - size))
+            return num_bytes * sizes[nearest][0]
         slowness = 1.0 if self._like is None else self._like.slowness(encoding, num_bytes)
         return slowness * self._first(encoding, num_bytes)
 

@@ -91,7 +91,9 @@ async def _compare_planes(num_rounds: int, per_round: int) -> Table:
         (path.stem, np.load(path, allow_pickle=False))
         for path in sorted(ACTIVATIONS.glob("*_prefill_*.npy"))
     ]
-    chunks.append(("128 tokens, 16384 wide, of these", _widen_channels(chunks, 16384)))
+    chunks.append(
+        ("128 tokens, 16384 wide, of these", widen_channels([bits for _, bits in chunks], 16384))
+    )
     gains = []
     for name, bits in chunks:
         for level in (1, 0):
@@ -105,9 +107,7 @@ async def _compare_planes(num_rounds: int, per_round: int) -> Table:
     return table
 
 
-def _widen_channels(
-    chunks: list[tuple[str, npt.NDArray[np.uint16]]], width: int
-) -> npt.NDArray[np.uint16]:
+def widen_channels(chunks: list[npt.NDArray[np.uint16]], width: int) -> npt.NDArray[np.uint16]:
     """Put chunks side by side until they are `width` wide.
 
     Their channels are shuffled each time, so that no stretch of one repeats.
@@ -115,7 +115,7 @@ def _widen_channels(
     rng = np.random.default_rng(0)
     parts: list[npt.NDArray[np.uint16]] = []
     while sum(part.shape[1] for part in parts) < width:
-        bits = chunks[len(parts) % len(chunks)][1]
+        bits = chunks[len(parts) % len(chunks)]
         parts.append(bits[:, rng.permutation(bits.shape[1])])
     return np.ascontiguousarray(np.concatenate(parts, axis=1)[:, :width])
 
