@@ -19,6 +19,8 @@ SCHEMA_VERSION: Final = 1
 _SCHEMA: Final = f"""
 BEGIN;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE registry (revision INTEGER NOT NULL);
+INSERT INTO registry VALUES (0);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
@@ -38,14 +40,13 @@ class SqliteJournal:
         self._path = path
         self._database: sqlite3.Connection | None = None
 
-    def open(self) -> dict[NodeId, record_pb2.NodeRecord]:
-        """Open the file, alone; gives the nodes kept.
+    def open(self) -> tuple[dict[NodeId, record_pb2.NodeRecord], int]:
+        """Open the file, alone; gives the nodes kept and the revision of the last change.
 
         Raises:
             ConfigError: it cannot be opened, is in use, or is no file of this kind.
         """
         try:
-            # autocommit: each statement below is a transaction of its own
             database = sqlite3.connect(self._path, isolation_level=None, timeout=0.5)
         except sqlite3.Error as error:
             raise self._refused(str(error)) from None
@@ -55,6 +56,7 @@ class SqliteJournal:
             database.execute("PRAGMA synchronous = FULL")
             self._check_schema(database)
             rows = database.execute("SELECT id, record FROM nodes").fetchall()
+            (revision,) = database.execute("SELECT revision FROM registry").fetchone()
             nodes = {
                 NodeId(node_id): record_pb2.NodeRecord.FromString(record)
                 for node_id, record in rows
@@ -69,24 +71,24 @@ class SqliteJournal:
             database.close()
             raise
         self._database = database
-        return nodes
+        return nodes, int(revision)
 
-    def put(self, node_id: NodeId, stored: record_pb2.NodeRecord) -> None:
+    def put(self, node_id: NodeId, stored: record_pb2.NodeRecord, revision: int) -> None:
         """Keep a node.
 
         Raises:
             MeshError: UNAVAILABLE, the file cannot be written; the node is kept as before.
         """
         record = stored.SerializeToString()
-        self._write("INSERT OR REPLACE INTO nodes VALUES (?, ?)", node_id, record)
+        self._write("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node_id, record), revision)
 
-    def delete(self, node_id: NodeId) -> None:
+    def delete(self, node_id: NodeId, revision: int) -> None:
         """Keep a node no more.
 
         Raises:
             MeshError: UNAVAILABLE, the file cannot be written; the node is kept still.
         """
-        self._write("DELETE FROM nodes WHERE id = ?", node_id)
+        self._write("DELETE FROM nodes WHERE id = ?", (node_id,), revision)
 
     def close(self) -> None:
         """Close the file."""
@@ -94,11 +96,14 @@ class SqliteJournal:
         if database is not None:
             database.close()
 
-    def _write(self, statement: str, *values: str | bytes) -> None:
+    def _write(self, statement: str, values: tuple[str | bytes, ...], revision: int) -> None:
         if self._database is None:
             raise self._unwritten("it is closed")
         try:
-            self._database.execute(statement, values)
+            with self._database:  # commits, or rolls back what was begun
+                self._database.execute("BEGIN")
+                self._database.execute(statement, values)
+                self._database.execute("UPDATE registry SET revision = ?", (revision,))
         except sqlite3.Error as error:
             raise self._unwritten(str(error)) from None
 

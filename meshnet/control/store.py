@@ -38,15 +38,15 @@ _log = logging.getLogger(__name__)
 class Journal(Protocol):
     """Keeps nodes where they outlive the process; every method raises MeshError alone."""
 
-    def open(self) -> Mapping[NodeId, record_pb2.NodeRecord]:
-        """Give the nodes kept."""
+    def open(self) -> tuple[Mapping[NodeId, record_pb2.NodeRecord], int]:
+        """Give the nodes kept, and the revision of the last change."""
         ...
 
-    def put(self, node_id: NodeId, stored: record_pb2.NodeRecord) -> None:
+    def put(self, node_id: NodeId, stored: record_pb2.NodeRecord, revision: int) -> None:
         """Keep a node; once this returns, it outlives the process."""
         ...
 
-    def delete(self, node_id: NodeId) -> None:
+    def delete(self, node_id: NodeId, revision: int) -> None:
         """Keep a node no more."""
         ...
 
@@ -94,10 +94,9 @@ class MemoryStore:
         """
         now = self._clock()
         if self._journal is not None:
-            stored_nodes = self._journal.open()
-            revisions = [int(stored.node.etag or "0", 16) for stored in stored_nodes.values()]
-            self._changes = ChangeLog(max(self._changes.revision, *revisions, 0))
-            for node_id, stored in stored_nodes.items():
+            kept, revision = self._journal.open()
+            self._changes = ChangeLog(max(self._changes.revision, revision + 1))
+            for node_id, stored in kept.items():
                 self._restore(node_id, stored, now)
         self._expiry = asyncio.create_task(self._expire_by_timer())
 
@@ -277,17 +276,17 @@ class MemoryStore:
             now = self._clock()
             stored = to_stored(record, self._leases.get(node_id, now), now)
             with nullcontext() if must_keep else _logged():
-                self._journal.put(node_id, stored)
+                self._journal.put(node_id, stored, revision)
         before = self._records.get(node_id)
         self._records[node_id] = record
         self._changes.append(Event(revision, record.node, models_of(before)))
 
     def _delete(self, node_id: NodeId) -> None:
+        revision = self._changes.revision + 1
         if self._journal is not None:
-            self._journal.delete(node_id)
+            self._journal.delete(node_id, revision)
         record = self._records.pop(node_id)
         self._leases.revoke(node_id)
-        revision = self._changes.revision + 1
         self._changes.append(Event(revision, record.node, models_of(record), is_deleted=True))
 
 
