@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import grpc
 from aiohttp import web
@@ -28,7 +28,10 @@ from meshnet.control.transcode import MAX_BODY_BYTES, Transcoder
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 
-__all__ = ["Addresses", "ControlServer", "ControlSettings"]
+__all__ = ["AGE_KEY", "Addresses", "ControlServer", "ControlSettings"]
+
+AGE_KEY: Final = "meshnet-store-age-ms"
+"""Trailing metadata of unary calls while the store is away: how old what is read may be."""
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +114,7 @@ class ControlServer:
             (partial(add_nodes, nodes), partial(add_routes, routes)),
             [service.full_name for service in SERVICES],
             self._metrics.observe,
+            self._age,
         )
         self._grpc_port = 0
         self._folder: Path | None = None
@@ -172,6 +176,13 @@ class ControlServer:
         app.router.add_get("/metrics", self._render_metrics)
         app.router.add_route("*", "/{path:.*}", transcoder.handle)
         return app
+
+    def _age(self) -> tuple[tuple[str, str], ...]:
+        """Give the metadata that states how old answers may be, while the store is away."""
+        health = self._store.health()
+        if health.is_connected:
+            return ()
+        return ((AGE_KEY, str(int(health.age_s * 1000))),)
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         snapshot = await self._store.snapshot()

@@ -46,6 +46,16 @@ class Snapshot:
     unconfirmed: frozenset[NodeId] = frozenset()
     health: StoreHealth = StoreHealth()
 
+    def explain(self, error: MeshError) -> MeshError:
+        """Give the error to answer with where none of the confirmed nodes would do."""
+        if not self.unconfirmed or self.health.is_connected:
+            return error
+        return away(
+            "the store",
+            f"{self.health.problem}; {len(self.unconfirmed)} nodes have not been heard of for "
+            f"longer than their leases, and without them: {error.message}",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import meshnet
@@ -39,9 +40,7 @@ class RouteService:
     reached a node's load report yet are counted.
     """
 
-    def __init__(
-        self, store: Store, replica_id: str, *, bookmark_interval_s: float = 10.0
-    ) -> None:
+    def __init__(self, store: Store, replica_id: str, *, bookmark_interval_s: float = 10.0) -> None:
         self._store = store
         self._replica_id = replica_id
         self._bookmark_interval_s = bookmark_interval_s
@@ -61,7 +60,7 @@ class RouteService:
         query = RouteQuery(
             request.model,
             digest=request.model_digest,
-            exclude=_node_ids(request.exclude_nodes, "exclude_nodes"),
+            exclude=_node_ids(request.exclude_nodes, "exclude_nodes") | snapshot.unconfirmed,
             prefer=_node_ids(request.prefer_nodes, "prefer_nodes"),
             region=request.region,
             route_class=_CLASSES[request.route_class],
@@ -72,7 +71,10 @@ class RouteService:
             assigned=self._assigned_since_report(),
             turns=self._turns,
         )
-        routes = table.select(query)
+        try:
+            routes = table.select(query)
+        except RouteError as error:
+            raise snapshot.explain(error) from None
         response = pb.SelectRouteResponse(routes=self._messages(routes), revision=snapshot.revision)
         if request.explain:
             response.left_out.extend(self._left_out(table, query))
@@ -145,15 +147,19 @@ class RouteService:
         counts = Counter(node_pb.NodeState.Name(node.state) for node in snapshot.nodes)
         models = _models(snapshot)
         covered = {model.name for model in models if not model.uncovered}
-        return pb.GetStatusResponse(
-            serving=True,
+        health = snapshot.health
+        response = pb.GetStatusResponse(
+            serving=health.is_connected,
             replica_id=self._replica_id,
-            store_connected=True,
+            store_connected=health.is_connected,
             revision=snapshot.revision,
             node_counts=counts,
             uncovered_models=sorted({model.name for model in models} - covered),
             software_version=meshnet.__version__,
         )
+        if not health.is_connected:
+            response.store_age.FromMilliseconds(int(health.age_s * 1000))
+        return response
 
     def _assigned_since_report(self) -> dict[NodeId, int]:
         """Give the sessions assigned to each node since its last heartbeat; forget the rest."""
@@ -180,6 +186,7 @@ class RouteService:
     def _routes_now(self, snapshot: Snapshot, query: RouteQuery) -> list[pb.Route]:
         """Give the best routes; none while the model is unknown or not covered."""
         try:
+            query = replace(query, exclude=snapshot.unconfirmed)
             return self._messages(self._candidates.table(snapshot).select(query))
         except RouteError:
             return []

@@ -16,15 +16,15 @@ __all__ = ["SqliteJournal"]
 
 APPLICATION_ID: Final = 0x6D657368  # "mesh"
 SCHEMA_VERSION: Final = 1
-_SCHEMA: Final = f"""
+_SCHEMA: Final = """
 BEGIN;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE registry (revision INTEGER NOT NULL);
 INSERT INTO registry VALUES (0);
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
+PRAGMA application_id = 0x6D657368;
+PRAGMA user_version = 1;
 COMMIT;
-"""
+"""  # the two numbers are the two above
 
 
 class SqliteJournal:

@@ -1,5 +1,8 @@
+import datetime
+
 from google.api import annotations_pb2 as _annotations_pb2
 from google.api import field_behavior_pb2 as _field_behavior_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
 from meshnet.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -170,7 +173,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("serving", "replica_id", "store_connected", "revision", "node_counts", "uncovered_models", "software_version")
+    __slots__ = ("serving", "replica_id", "store_connected", "revision", "node_counts", "uncovered_models", "software_version", "store_age")
     class NodeCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +188,7 @@ class GetStatusResponse(_message.Message):
     NODE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     UNCOVERED_MODELS_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STORE_AGE_FIELD_NUMBER: _ClassVar[int]
     serving: bool
     replica_id: str
     store_connected: bool
@@ -192,4 +196,5 @@ class GetStatusResponse(_message.Message):
     node_counts: _containers.ScalarMap[str, int]
     uncovered_models: _containers.RepeatedScalarFieldContainer[str]
     software_version: str
-    def __init__(self, serving: _Optional[bool] = ..., replica_id: _Optional[str] = ..., store_connected: _Optional[bool] = ..., revision: _Optional[int] = ..., node_counts: _Optional[_Mapping[str, int]] = ..., uncovered_models: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ...) -> None: ...
+    store_age: _duration_pb2.Duration
+    def __init__(self, serving: _Optional[bool] = ..., replica_id: _Optional[str] = ..., store_connected: _Optional[bool] = ..., revision: _Optional[int] = ..., node_counts: _Optional[_Mapping[str, int]] = ..., uncovered_models: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., store_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("proto", "third_party", "tools", "meshnet/v1")
+PARTS = ("proto", "third_party", "tools", "meshnet/v1", "meshnet/internal")
 FILES = ("buf.yaml", "buf.gen.yaml", "proto.baseline.binpb")
 NODES = "proto/meshnet/v1/node_service.proto"
 
