@@ -24,7 +24,7 @@ __all__ = ["Heartbeat", "Registration"]
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-_FIRST_TRY_S = 10.0
+_CLAIM_SPARE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,20 @@ class Heartbeat:
     async def start(self) -> None:
         """Register, and begin to beat.
 
+        An id that is still leased is waited for once: this node was killed, perhaps, and
+        started again at another address. A lease that is renewed meanwhile is another's.
+
         Raises:
             MeshError: the control plane refused the node, or was not reached at all.
         """
-        await self._register()
+        try:
+            await self._register()
+        except MeshError as error:
+            if error.reason != "NODE_ID_IN_USE" or error.retry_after_s is None:
+                raise
+            _log.warning("%s; waiting for that lease to end", error)
+            await asyncio.sleep(error.retry_after_s + _CLAIM_SPARE_S)
+            await self._register()
         self._task = asyncio.create_task(self._run())
 
     async def beat(self) -> None:

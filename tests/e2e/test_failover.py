@@ -40,6 +40,12 @@ class Mesh:
         self.nodes[name] = node
         return node
 
+    def on_route(self, hop: int) -> Running:
+        """Give the node that the next session will run through at this hop."""
+        control = self.facts["control"]
+        selected = meshnet_json("route", self.facts["models"][0], "--control", control)
+        return self.nodes[selected["routes"][0]["hops"][hop]["node"].removeprefix("nodes/")]
+
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.facts["http"] + "/v1", api_key="none", max_retries=0)
 
@@ -89,9 +95,7 @@ def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
     with mesh(smollm2) as made:
         made.start("spare", LAYERS["middle"]).event("ready")
         undisturbed = made.ask().choices[0].message.content
-        used = meshnet_json("route", made.facts["models"][0], "--control", made.facts["control"])
-        middle = used["hops"][1]["node"].removeprefix("nodes/")
-        disturbed = made.stream_and(made.nodes[middle].process.kill)
+        disturbed = made.stream_and(made.on_route(1).process.kill)
         assert disturbed == undisturbed
         assert not any("Traceback" in line for line in made.gateway.errors)
 
@@ -125,8 +129,7 @@ def test_a_node_that_hangs_is_left_when_its_lease_ends(smollm2):
     with mesh(smollm2) as made:
         made.start("spare", LAYERS["first"]).event("ready")
         undisturbed = made.ask().choices[0].message.content
-        used = meshnet_json("route", made.facts["models"][0], "--control", made.facts["control"])
-        first = made.nodes[used["hops"][0]["node"].removeprefix("nodes/")]
+        first = made.on_route(0)
         assert made.stream_and(lambda: first.process.send_signal(signal.SIGSTOP)) == undisturbed
         first.process.send_signal(signal.SIGCONT)
         eventually(lambda: made.ask().choices[0].finish_reason)
