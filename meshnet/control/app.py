@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,16 @@ from typing import Final, NamedTuple
 import grpc
 from aiohttp import web
 
-from meshnet.control.httpmeta import mesh_error_answer
+from meshnet.control.http_face import HttpFace
 from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
 from meshnet.control.store_url import make_store
 from meshnet.control.stubs import SERVICES, add_nodes, add_routes
-from meshnet.control.transcode import MAX_BODY_BYTES, Transcoder
-from meshnet.errors import Code, ConfigError, MeshError
-from meshnet.listen import BACKLOG, host_port, listen
+from meshnet.control.transcode import Transcoder
+from meshnet.errors import ConfigError, MeshError
+from meshnet.listen import host_port, listen
 
 __all__ = ["AGE_KEY", "Addresses", "ControlServer", "ControlSettings"]
 
@@ -119,7 +119,7 @@ class ControlServer:
         self._grpc_port = 0
         self._folder: Path | None = None
         self._channel: grpc.aio.Channel | None = None
-        self._runner: web.AppRunner | None = None
+        self._face: HttpFace | None = None
 
     async def start(self) -> Addresses:
         """Take both addresses, then serve.
@@ -145,14 +145,10 @@ class ControlServer:
             raise
         await self._rpc.start()
         self._channel = grpc.aio.insecure_channel(target)
-        self._runner = web.AppRunner(
-            self._application(Transcoder(self._channel, SERVICES)),
-            handler_cancellation=True,  # a client that goes away cancels its call
-            access_log=None,
-            shutdown_timeout=settings.close_grace_s,
-        )
-        await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=BACKLOG).start()
+        own = {"/healthz": self._healthz, "/metrics": self._render_metrics}
+        transcoder = Transcoder(self._channel, SERVICES)
+        self._face = HttpFace(transcoder.handle, own, settings.close_grace_s)
+        await self._face.start(listener)
         port = listener.getsockname()[1]
         return Addresses(
             host_port(settings.http_host, port), host_port(settings.grpc_host, self._grpc_port)
@@ -161,21 +157,14 @@ class ControlServer:
     async def close(self) -> None:
         """End watches, give running calls a moment, stop serving."""
         self._store.stop()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._face is not None:
+            await self._face.close()
         if self._channel is not None:
             await self._channel.close()
         await self._rpc.close(self._settings.close_grace_s)
         await self._store.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _application(self, transcoder: Transcoder) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_status])
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/metrics", self._render_metrics)
-        app.router.add_route("*", "/{path:.*}", transcoder.handle)
-        return app
 
     def _age(self) -> tuple[tuple[str, str], ...]:
         """Give the metadata that states how old answers may be, while the store is away."""
@@ -184,7 +173,7 @@ class ControlServer:
             return ()
         return ((AGE_KEY, str(int(health.age_s * 1000))),)
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
+    async def _healthz(self, _request: web.BaseRequest) -> web.Response:
         snapshot = await self._store.snapshot()
         return web.json_response(
             {
@@ -195,25 +184,6 @@ class ControlServer:
             }
         )
 
-    async def _render_metrics(self, _request: web.Request) -> web.Response:
+    async def _render_metrics(self, _request: web.BaseRequest) -> web.Response:
         body = self._metrics.render(await self._store.snapshot())
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-
-@web.middleware
-async def _as_status(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Answer aiohttp's own errors (``OPTIONS *``) in Status JSON, as all others are."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        by_status = {code.http_status: code for code in reversed(Code)}
-        code = by_status.get(error.status, Code.INVALID_ARGUMENT)
-    except Exception:  # noqa: BLE001 - the edge: no traceback is an answer
-        _log.exception("%s %s failed", request.method, request.path)
-        code = Code.INTERNAL
-    number, headers, body = mesh_error_answer(
-        MeshError(code, f"{request.method} {request.path[:200]!r} cannot be answered")
-    )
-    return web.Response(status=number, headers=headers, body=body)

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
-from aiohttp import web
 
-from meshnet.control.transcode import MAX_BODY_BYTES, Transcoder
+from meshnet.control.http_face import HttpFace
+from meshnet.control.transcode import Transcoder
 
 ORACLE = Path(__file__).parent / "oracle"
 
@@ -102,14 +102,11 @@ async def echo(service: Any) -> AsyncIterator[Echo]:
 @pytest.fixture
 async def face(service: Any, echo: Echo) -> AsyncIterator[Face]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{echo.port}") as channel:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_route("*", "/{path:.*}", Transcoder(channel, [service]).handle)
-        runner = web.AppRunner(app, handler_cancellation=True)
-        await runner.setup()
+        http = HttpFace(Transcoder(channel, [service]).handle, {}, 0.2)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            await web.SockSite(runner, listener).start()
+            await http.start(listener)
             yield Face("127.0.0.1", listener.getsockname()[1], echo.oracle)
-            await runner.cleanup()
+            await http.close()
 
 
 def received(text: str) -> Any:
