@@ -8,8 +8,8 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +91,64 @@ class Cluster:
             if "etcd_server_is_leader 1" in metrics:
                 return name
         raise AssertionError("no member leads")
+
+
+class Proxy:
+    """A way to one member that can be cut: nothing passes, and nothing is refused."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._open = asyncio.Event()
+        self._open.set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.address = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def to(cls, cluster: Cluster, name: str = "m0") -> AsyncIterator[Proxy]:
+        proxy = cls(cluster.addresses[name])
+        server = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
+        proxy.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield proxy
+        finally:
+            server.close()
+            for pump in proxy._pumps:
+                pump.cancel()
+            await asyncio.gather(*proxy._pumps, return_exceptions=True)
+
+    def cut(self) -> None:
+        self._open.clear()
+
+    def heal(self) -> None:
+        self._open.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._pumps.add(task)
+        try:
+            await self._open.wait()
+            host, _, port = self._target.rpartition(":")
+            up_reader, up_writer = await asyncio.open_connection(host, int(port))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._pump(reader, up_writer))
+                    group.create_task(self._pump(up_reader, writer))
+            finally:
+                up_writer.close()
+        except* (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+            self._pumps.discard(task)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self._open.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
 
 
 async def _answers(member: Member) -> bool:

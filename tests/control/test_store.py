@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from meshnet.errors import Code, LeaseExpiredError, MeshError
 from meshnet.lease import Lease
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import types_pb2
-from tests.control.etcd_cluster import Cluster, etcd_cluster
+from tests.control.etcd_cluster import Cluster
 
 TTL_S = 2.0
 FORGET_S = 2.0
@@ -79,12 +79,6 @@ class Harness:
                 self.advance(0.05)
                 await asyncio.sleep(0.01)
         return self.clock()
-
-
-@pytest.fixture(scope="session")
-def lone_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with etcd_cluster(tmp_path_factory.mktemp("etcd"), 1) as cluster:
-        yield cluster
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("etcd", marks=pytest.mark.etcd)])
