@@ -12,7 +12,7 @@ from meshnet.grammar import Want
 from meshnet.topology import LayerRange
 from meshnet_node.hf.cache import SlidingLayer
 from meshnet_node.hf.exact import ShardedModel, WholeModel, find_difference, three_cuts
-from meshnet_node.hf.load import find_layers
+from meshnet_node.hf.skeleton import find_layers
 from tests.node.tiny import TINY, VOCAB, save_tiny
 
 CUTS = three_cuts(5)

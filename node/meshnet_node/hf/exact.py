@@ -19,8 +19,8 @@ from transformers.pytorch_utils import Conv1D
 from meshnet.grammar import Want
 from meshnet.model_dir import read_model_dir
 from meshnet.topology import LayerRange
-from meshnet_node.hf.load import arguments_of
 from meshnet_node.hf.shard import TransformersShard
+from meshnet_node.hf.skeleton import arguments_of
 
 __all__ = ["ShardedModel", "WholeModel", "find_difference", "save_random_model", "three_cuts"]
 

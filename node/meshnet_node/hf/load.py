@@ -1,16 +1,14 @@
 """Loads some layers of a Hugging Face causal language model, and nothing else of it.
 
-The model class builds its whole skeleton without memory (on torch's meta device); every
-part that the shard does not hold is then replaced by an empty module, so that loading
-finds no home for those tensors and never reads them. Renamed, fused and tied weights are
-left to transformers.
+The skeleton of the model decides what is read; see `meshnet_node.hf.skeleton`. Renamed, fused
+and tied weights are left to transformers.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,14 +24,18 @@ from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.model_dir import ModelDir
 from meshnet.topology import LayerRange
 from meshnet_node.architectures import verified_model_types
+from meshnet_node.hf.skeleton import fill_left_out, find_layers, shard_class
 
-__all__ = ["LoadedShard", "arguments_of", "find_layers", "load_shard", "resolve_dtype"]
+__all__ = [
+    "LoadedShard",
+    "load_shard",
+    "quiet_transformers",
+    "resolve_dtype",
+]
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_LIST_NAMES: Final = ("layers", "h", "blocks", "layer")
 # These have the flag is_decoder and do not heed it; of encoder families it tells the truth.
 _CAUSAL_WITHOUT_FLAG: Final = ("gpt_neox", "gpt_neox_japanese")
-_NOT_TEXT: Final = re.compile("vision|visual|image|audio|speech")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class LoadedShard:
         config: of the whole decoder, as it was before anything was cut.
         embedding_width: of the token embedding, where some models project to the hidden size.
         dtype: of the weights and the arithmetic.
+        left_out: names of the modules of `owner` whose weights are NaN instead of loaded.
     """
 
     model: Any
@@ -58,10 +61,26 @@ class LoadedShard:
     config: PretrainedConfig
     embedding_width: int
     dtype: torch.dtype
+    left_out: tuple[str, ...]
 
 
-class _Hole(nn.Module):
-    """Stands where the shard holds no weights; calling it is a programming error."""
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep progress bars and warnings of transformers, not its errors, off stderr.
+
+    What a load report warns of is raised as an error here, and the rest is advice to
+    programmers. The settings are those of the process; they are put back at the end.
+    """
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # untyped
 
 
 def resolve_dtype(name: str, saved: str) -> torch.dtype:
@@ -114,7 +133,8 @@ def load_shard(
             field=str(directory),
         )
     try:
-        return _load(directory, shape, layers, resolve_dtype(dtype, shape.dtype))
+        with quiet_transformers():
+            return _load(directory, shape, layers, resolve_dtype(dtype, shape.dtype))
     except MeshError:
         raise
     # transformers raises almost anything for a directory that it cannot read.
@@ -126,49 +146,12 @@ def load_shard(
         ) from error
 
 
-def find_layers(model: Any, num_layers: int) -> tuple[Any, Any, str]:
-    """Find the decoder, the module that lists its layers and that list's attribute.
-
-    Raises:
-        MeshError: UNIMPLEMENTED when there is not exactly one candidate.
-    """
-    found = [
-        (path, name)
-        for path, owner in model.named_modules()
-        for name, child in owner.named_children()
-        if isinstance(child, nn.ModuleList) and len(child) == num_layers and name in _LIST_NAMES
-    ]
-    if len(found) > 1:
-        # A wrapper may have as many layers in its vision tower.
-        text = [(path, name) for path, name in found if not _NOT_TEXT.search(path)]
-        found = text or found
-    if len(found) != 1:
-        raise MeshError(
-            Code.UNIMPLEMENTED,
-            f"{type(model).__name__} has {len(found)} lists of {num_layers} layers, expected one",
-            reason="ARCHITECTURE_NOT_VERIFIED",
-        )
-    path, name = found[0]
-    parts = path.split(".") if path else []
-    ancestors = [model.get_submodule(".".join(parts[:end])) for end in range(len(parts), -1, -1)]
-    # Encoder-like models list their layers in a module that takes hidden states only.
-    decoder = next((each for each in ancestors if "inputs_embeds" in arguments_of(each)), model)
-    return decoder, ancestors[0], name
-
-
-def arguments_of(module: nn.Module) -> frozenset[str]:
-    """Give the names that a module's forward takes."""
-    return frozenset(inspect.signature(module.forward).parameters)
-
-
 def _load(directory: Path, shape: ModelDir, layers: LayerRange, dtype: torch.dtype) -> LoadedShard:
-    # A node's log is no terminal.
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     _check_config(directory, config)
     whole = copy.deepcopy(config.get_text_config(decoder=True))
     cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model, info = _shard_class(cls, shape.num_layers, layers).from_pretrained(
+    model, info = shard_class(cls, shape.num_layers, layers).from_pretrained(
         directory,
         config=config,
         dtype=dtype,
@@ -201,8 +184,16 @@ def _load(directory: Path, shape: ModelDir, layers: LayerRange, dtype: torch.dty
     decoder, owner, list_name = find_layers(model, shape.num_layers)
     held = list(getattr(owner, list_name))[layers.start : layers.end]
     setattr(owner, list_name, nn.ModuleList(held))
+    left_out = fill_left_out(model, owner)
     return LoadedShard(
-        model, decoder, owner, list_name, whole, model.meshnet_embedding_width, dtype
+        model,
+        decoder,
+        owner,
+        list_name,
+        whole,
+        model.meshnet_embedding_width,
+        dtype,
+        left_out,
     )
 
 
@@ -227,45 +218,3 @@ def _check_config(directory: Path, config: PretrainedConfig) -> None:
             f"{directory}: model type {config.model_type!r} is no causal language model",
             field=str(directory),
         )
-
-
-def _shard_class(cls: Any, num_layers: int, layers: LayerRange) -> Any:
-    first, last = layers.start == 0, layers.end == num_layers
-
-    class Shard(cls):  # type: ignore[misc]  # a class chosen at run time
-        _keys_to_ignore_on_load_unexpected: Final = [".*"]
-
-        def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
-            super().__init__(config, *args, **kwargs)
-            _, owner, name = find_layers(self, num_layers)
-            skeleton = getattr(owner, name)
-            for index in range(num_layers):
-                if not layers.start <= index < layers.end:
-                    skeleton[index] = _Hole()
-            embedding = self.get_input_embeddings()
-            self.meshnet_embedding_width = embedding.weight.shape[1]
-            tied_keys: dict[str, str] = vars(self)["all_tied_weights_keys"]
-            if not last:
-                _remove(self, self.get_output_embeddings())
-            # A tied head borrows the embedding's weights.
-            if not first and not (last and tied_keys):
-                _remove(self, embedding)
-            kept = {key for key, _ in self.named_parameters(remove_duplicate=False)}
-            self.all_tied_weights_keys = {
-                target: source for target, source in tied_keys.items() if {target, source} <= kept
-            }
-
-    # Under its own name transformers takes it for foreign code and skips weight renames.
-    Shard.__name__, Shard.__qualname__, Shard.__module__ = (
-        cls.__name__,
-        cls.__qualname__,
-        cls.__module__,
-    )
-    return Shard
-
-
-def _remove(model: nn.Module, module: nn.Module) -> None:
-    # By path: a model's own setters copy attributes that a hole does not have.
-    path = next((path for path, each in model.named_modules() if each is module), None)
-    if path is not None:
-        model.set_submodule(path, _Hole())

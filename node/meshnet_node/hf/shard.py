@@ -23,7 +23,8 @@ from meshnet.model_dir import read_model_dir
 from meshnet.topology import LayerRange
 from meshnet_node.backend import Cache, ShardSpec
 from meshnet_node.hf.cache import SessionCache
-from meshnet_node.hf.load import arguments_of, load_shard
+from meshnet_node.hf.load import load_shard, quiet_transformers
+from meshnet_node.hf.skeleton import arguments_of
 from meshnet_node.hf.tensor import from_torch, to_torch
 from meshnet_node.hf.window import LayerWindow
 
@@ -89,7 +90,9 @@ class TransformersShard:
             holds_head=holds_head,
             cache_bytes_per_token=0,
         )
-        self._spec = replace(self._spec, cache_bytes_per_token=self._probe())
+        with quiet_transformers():
+            cache_bytes_per_token = self._probe()
+        self._spec = replace(self._spec, cache_bytes_per_token=cache_bytes_per_token)
 
     @property
     def spec(self) -> ShardSpec:
@@ -241,7 +244,9 @@ class TransformersShard:
         """Run one token; gives the cache bytes that it took.
 
         Raises:
-            ConfigError: the shapes that come out are not those of the configuration.
+            MeshError: what comes out is of no use: ConfigError for another shape than the
+                configuration's; UNIMPLEMENTED, reason ``ARCHITECTURE_NOT_VERIFIED``, for NaN
+                while weights were left out.
         """
         spec = self._spec
         cache = self.open_cache()
@@ -255,6 +260,13 @@ class TransformersShard:
                 f"layers {spec.layers} give {None if output is None else output.shape}, "
                 f"config.json says {(1, 1, width)}",
                 field="config.json",
+            )
+        if self._shard.left_out and np.isnan(output.astype(np.float32)).any():
+            raise MeshError(
+                Code.UNIMPLEMENTED,
+                f"layers {spec.layers} give NaN without the weights of "
+                f"{', '.join(self._shard.left_out)}, which should have no effect on them",
+                reason="ARCHITECTURE_NOT_VERIFIED",
             )
         return cache.bytes_per_token
 
