@@ -30,7 +30,7 @@ from meshnet_node.hf.tiny import tiny_config
 
 __all__ = ["SurveyRow", "causal_model_types", "run_survey", "write_verified"]
 
-_VERIFIED: Final = Path(__file__).with_name("architectures.json")
+_VERIFIED: Final = Path(__file__).parents[1] / "architectures.json"
 _WORKER: Final = ("-m", "meshnet_node.hf.survey")
 _START_TIMEOUT_S: Final = 180.0
 
