@@ -12,7 +12,7 @@ from typing import Any
 
 from meshnet.errors import MeshError
 from meshnet.model_dir import read_model_dir
-from tests.bench import adaptive, codec, forward, hops, routes
+from tests.bench import adaptive, codec, forward, hops, routes, transcoding
 from tests.bench.report import Report, Run, describe_machine, print_json, print_reports
 
 BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
     "hops": hops.run,
     "codec": codec.run,
     "routes": routes.run,
+    "transcoding": transcoding.run,
     "adaptive": adaptive.run,
 }
 
