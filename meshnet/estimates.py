@@ -11,8 +11,6 @@ _LONG_BYTES: Final = 48 * 1024
 _SETTLED_S: Final = 0.003
 """A transfer of this length counts half, what was known before the other half."""
 _WEIGHT: Final = 0.2
-_FASTER_WEIGHT: Final = 0.4
-"""Other programs only ever lengthen a call."""
 _JUMP: Final = 2.0
 _ODD: Final = 0.08
 
@@ -94,8 +92,7 @@ class CodecSpeeds:
         _, count = sizes.get(size, (expected, 0))
         # The first call finds cold caches, and one that was interrupted says little.
         sample = min(seconds / num_bytes, (4 if count else 1) * expected)
-        weight = _FASTER_WEIGHT if sample < expected else _WEIGHT
-        weight = max(weight, 1 / (count + 1))
+        weight = max(_WEIGHT, 1 / (count + 1))
         sizes[size] = expected + weight * (sample - expected), count + 1
 
     def seconds(self, encoding: str, num_bytes: int) -> float:

@@ -16,16 +16,18 @@ from meshnet.dtypes import Body
 __all__ = ["ends_in_repeats", "predict_ratio"]
 
 _WINDOWS: Final = 16
-_WINDOW_VALUES: Final = 128
-_RANDOM_BITS: Final = 7.5
-"""Entropy of a byte's sample above which its plane is sent as it is."""
+_WINDOW_VALUES: Final = 64
+_C_LOG_C: Final = np.arange(2 * _WINDOWS * _WINDOW_VALUES + 1) * np.log2(
+    np.maximum(1, np.arange(2 * _WINDOWS * _WINDOW_VALUES + 1))
+)
+"""c log2(c) of every count that a sample can have."""
 
 
 def predict_ratio(encoding: str, body: Body, width: int | None) -> float:
-    """Give the ratio to expect of an encoding, from 2,048 values spread over `body`.
+    """Give the ratio to expect of an encoding, from 1,024 values spread over `body`.
 
-    Takes about 30 microseconds, whatever the size. On real activations it is within 5 % of the
-    ratio up to a factor that is the encoding's own (for zstd and bf16p near 1).
+    Takes about 15 microseconds, whatever the size. On real activations it is within 5 % of the
+    ratio. A tensor whose mantissas are coarse gets less than it deserves: only exponents count.
 
     Args:
         encoding: ``bf16p``, which codes exponents alone, or one that codes all bytes.
@@ -34,9 +36,7 @@ def predict_ratio(encoding: str, body: Body, width: int | None) -> float:
     """
     values = _spread(np.frombuffer(body, np.uint8 if width is None else np.uint16))
     if encoding == "bf16p":
-        rest = _entropy(values >> 8 & 0x80 | values & 0x7F)
-        bits = _entropy(values >> 7 & 0xFF) + (8.0 if rest > _RANDOM_BITS else rest)
-        return 16.0 / max(bits, 0.1)
+        return 16.0 / (8.0 + _entropy(values >> 7 & 0xFF))
     return 8.0 / max(_entropy(values.view(np.uint8)), 0.05)
 
 
@@ -50,15 +50,14 @@ def ends_in_repeats(body: Body, width: int | None) -> bool:
 
 
 def _spread(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    spare = values.size - _WINDOW_VALUES
-    if spare < _WINDOWS * _WINDOW_VALUES:
-        return values
-    starts = np.arange(_WINDOWS) * spare // (_WINDOWS - 1)
-    return np.concatenate([values[start : start + _WINDOW_VALUES] for start in starts.tolist()])
+    """Take windows at even distances; of a short tensor, its beginning."""
+    distance = values.size // _WINDOWS
+    if distance <= _WINDOW_VALUES:
+        return values[: _WINDOWS * _WINDOW_VALUES]
+    return values[: _WINDOWS * distance].reshape(_WINDOWS, -1)[:, :_WINDOW_VALUES].reshape(-1)
 
 
 def _entropy(values: npt.NDArray[Any]) -> float:
     """Give the bits that one of `values`, each below 256, takes by their frequencies."""
-    counts = np.bincount(values, minlength=256)
-    counts = counts[counts > 0]
-    return float(np.log2(values.size) - (counts @ np.log2(counts)) / values.size)
+    counts = np.bincount(values)
+    return float(np.log2(values.size) - _C_LOG_C[counts].sum() / values.size)

@@ -20,7 +20,7 @@ WIDTH = BITS.shape[1]
 REAL = BITS.tobytes()
 NOISE = random.Random(5).randbytes(len(REAL))
 ALL = ("zstd", "bf16p")
-SAMPLE_S = 35e-6
+SAMPLE_S = 40e-6
 FAST, SLOW = 1e10, 1e8
 
 
@@ -324,7 +324,7 @@ def test_sample_of_real_activations(name: str, encoding: str) -> None:
 def test_sample_of_any_size(size: int) -> None:
     assert predict_ratio("zstd", NOISE[:size], None) >= 1
     assert predict_ratio("zstd", bytes(size), None) > 4
-    assert predict_ratio("bf16p", bytes(2 * size), size) > 4
+    assert predict_ratio("bf16p", bytes(2 * size), size) == 2
 
 
 # --- visible decisions
