@@ -32,10 +32,11 @@ FINAL_NORMS: Final = frozenset(
 promises another place.
 """
 
-INPUT_PARTS: Final = frozenset(
-    {"wpe", "embed_positions", "word_embeddings_layernorm", "layernorm_embedding"}
-)
-"""Modules beside the layers that come before the first one: positions and embedding norms."""
+INPUT_PARTS: Final = frozenset({"wpe", "embed_positions", "word_embeddings_layernorm"})
+"""Modules beside the layers that come before the first one: positions and embedding norms.
+
+`layernorm_embedding` is not among them: it is the final norm of one family.
+"""
 
 _LAYER: Final = re.compile(rf"(?:^|\.)(?P<list>{'|'.join(LAYER_LISTS)})\.(?P<index>[0-9]+)\.")
 _EMBEDDING: Final = re.compile(

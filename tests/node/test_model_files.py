@@ -276,9 +276,14 @@ BESIDE: dict[str, tuple[str, str, tuple[bool, bool, bool]]] = {
         (True, False, False),
     ),
     # What is not told for sure is kept.
-    "a norm that may be of either end": (
+    "a final norm named otherwise": (
         "model.embedding_norm.weight",
         "model.layers",
+        (True, True, True),
+    ),
+    "a norm that is of either end": (
+        "model.decoder.layernorm_embedding.weight",
+        "model.decoder.layers",
         (True, True, True),
     ),
     "a name that is not known": ("model.scale.weight", "model.layers", (True, True, True)),
