@@ -6,7 +6,8 @@ Source: etcd's api/etcdserverpb/rpc.proto for paths and messages; its metadata k
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -19,6 +20,9 @@ __all__ = ["CompactedError", "EtcdClient", "LeaseGoneError", "Member", "range_en
 
 ATTEMPT_S: Final = 1.0
 MIN_ATTEMPTS: Final = 3
+CALL_S: Final = 2.0
+"""No attempt begins later: the caller may have a replica to ask that is better off."""
+
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 
 _HAS_LEADER: Final = (("hasleader", "true"),)
@@ -219,10 +223,13 @@ class EtcdClient:
         for member in self._members:
             await member.close()
 
-    def _attempts(self) -> list[Member]:
-        """Give the members in the order of attempts: each of them, and one of them again."""
-        count = max(MIN_ATTEMPTS, len(self._members) + 1)
-        return [self._members[(self._current + turn) % len(self._members)] for turn in range(count)]
+    def _attempts(self) -> Iterator[Member]:
+        """Give the members to try: each of them, then one of them again, while there is time."""
+        begun_s = time.monotonic()
+        first = self._current
+        for turn in range(max(MIN_ATTEMPTS, len(self._members) + 1)):
+            if time.monotonic() < begun_s + CALL_S:
+                yield self._members[(first + turn) % len(self._members)]
 
     async def _call(self, path: str, request: Message, response_type: type[R]) -> R:
         problem = ""
