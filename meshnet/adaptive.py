@@ -143,6 +143,7 @@ class EncodingChooser:
         decisions: by phase, encoding (None is raw) and outcome, which is a plan's reason for
             a raw body and, where an encoding was tried, `CompressionResult.decision`.
         link: what is known of the link.
+        num_answers: requests over the link that were answered.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class EncodingChooser:
         self.reads: tuple[str, ...] = ("zstd",)
         self.decisions: dict[tuple[str, str | None, str], Decisions] = {}
         self.link = LinkSpeed(8 / _LINK_BITS_PER_S.get(route_condition.lower(), 1e9))
+        self.num_answers = 0
         self._policies = policies
         self._route_condition = route_condition
         self._encoders = CodecSpeeds() if speeds is None else speeds

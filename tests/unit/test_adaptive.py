@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from meshnet.adaptive import EncodingChooser, Plan
+from meshnet.choosers import LinkChoosers, record_answer
 from meshnet.compression import CompressionPolicies, CompressionResult
 from meshnet.estimates import CodecSpeeds, LinkSpeed, Ratio
 from meshnet.sample import ends_in_repeats, predict_ratio
+from meshnet.timing import HopTiming, format_timing
+from meshnet.topology import NodeId, SessionId
+from meshnet.wire import AnswerHeader
 from tests.vectors.load import load_activation
 
 BITS = load_activation("smollm2_prefill_en_gpl_L15_c0.npy")
@@ -461,3 +465,65 @@ def test_ratio_follows_bodies_rather_than_samples() -> None:
     assert low < ratio.actual < 1.3
     ratio.relax(0.5)
     assert ratio.actual < 1.3
+
+
+# --- the links of a process
+
+
+def answer(*, total_ms: float, codec_ms: float, reads: tuple[str, ...] = ()) -> AnswerHeader:
+    timing = HopTiming(NodeId("a"), 0.0, 0.0, codec_ms, 0.0, total_ms, 1, 1)
+    session = SessionId("8d7f2f0a-0000-4000-8000-000000000000")
+    text = format_timing(timing, format_timing(HopTiming(NodeId("b"), 9, 9, 9, 9, 9, 9, 9)))
+    return AnswerHeader(None, None, session, server_timing=text, accept_encoding=reads)
+
+
+def test_an_answer_tells_the_link_the_decoder_and_what_is_read() -> None:
+    chooser = new_chooser()
+    sent = CompressionResult(b"", "zstd", 1_270_000, 1_000_000, 1e-3, "compressed")
+    for _ in range(40):
+        record_answer(chooser, sent, 0.250, answer(total_ms=140, codec_ms=10, reads=ALL))
+
+    assert chooser.link.s_per_byte == pytest.approx(0.1 / 1_000_000, rel=0.01)
+    assert chooser.reads == ALL
+    record_answer(chooser, sent, 0.250, answer(total_ms=140, codec_ms=10))
+    assert chooser.reads == ALL
+
+
+def test_an_answer_without_timing_tells_nothing_of_the_link() -> None:
+    chooser = new_chooser()
+    sent = CompressionResult(b"", None, 1 << 20, 1 << 20, 0.0, "link_faster")
+    header = AnswerHeader(None, None, SessionId("x"), accept_encoding=("zstd",))
+    record_answer(chooser, sent, 0.5, header)
+
+    assert chooser.link.num_samples == 0
+    assert chooser.reads == ("zstd",)
+
+
+def test_short_answers_are_looked_at_now_and_then() -> None:
+    chooser = new_chooser()
+    sent = CompressionResult(b"", None, 1152, 1152, 0.0, "below_min_input")
+    record_answer(chooser, sent, 0.012, answer(total_ms=10, codec_ms=0))
+    assert chooser.link.latency_s == pytest.approx(0.002)
+    for _ in range(15):
+        record_answer(chooser, sent, 0.011, answer(total_ms=10, codec_ms=0))
+    assert chooser.link.latency_s == pytest.approx(0.002)
+    record_answer(chooser, sent, 0.011, answer(total_ms=10, codec_ms=0))
+    assert chooser.link.latency_s == pytest.approx(0.001)
+
+
+def test_links_are_kept_apart_and_bounded() -> None:
+    choosers = LinkChoosers(CompressionPolicies())
+    first = choosers.of("a:1")
+    tell_link(first, SLOW)
+    choose(choosers.of("b:1"), accepted=())
+    for number in range(300):
+        assert choosers.of(f"c:{number}") is not first
+        assert choosers.of("a:1") is first
+    plan = choose(first)
+    first.record(plan, plan.apply(REAL, lambda: 0.0))
+
+    reports = choosers.report()
+    assert len(reports) == 256
+    assert [report.link for report in reports][-2:] == ["c:299", "a:1"]
+    assert reports[-1].bits_per_s == pytest.approx(SLOW)
+    assert reports[-1].decisions["prefill", "bf16p", "compressed"].saved_bytes > 40_000
