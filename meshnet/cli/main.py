@@ -59,7 +59,7 @@ def _root(
 def _add_commands() -> None:
     app.command()(demo.demo)
     app.command()(up.up)
-    app.command()(control.control)
+    app.add_typer(control.app, name="control")
     app.command()(chat.chat)
     app.command()(route.route)
     app.command()(models.models)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import shutil
@@ -17,9 +16,11 @@ from typing import Final, NamedTuple
 import grpc
 from aiohttp import web
 
+import meshnet
 from meshnet.control.http_face import HttpFace
 from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
+from meshnet.control.openapi import openapi
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
 from meshnet.control.store_url import make_store
@@ -28,12 +29,12 @@ from meshnet.control.transcode import Transcoder
 from meshnet.errors import ConfigError, MeshError
 from meshnet.listen import host_port, listen
 
-__all__ = ["AGE_KEY", "Addresses", "ControlServer", "ControlSettings"]
+__all__ = ["AGE_KEY", "API_TITLE", "Addresses", "ControlServer", "ControlSettings"]
 
 AGE_KEY: Final = "meshnet-store-age-ms"
 """Trailing metadata of unary calls while the store is away: how old what is read may be."""
 
-_log = logging.getLogger(__name__)
+API_TITLE: Final = "meshnet control plane"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,11 @@ class ControlServer:
             raise
         await self._rpc.start()
         self._channel = grpc.aio.insecure_channel(target)
-        own = {"/healthz": self._healthz, "/metrics": self._render_metrics}
+        own = {
+            "/healthz": self._healthz,
+            "/metrics": self._render_metrics,
+            "/openapi.json": self._describe,
+        }
         transcoder = Transcoder(self._channel, SERVICES)
         self._face = HttpFace(transcoder.handle, own, settings.close_grace_s)
         await self._face.start(listener)
@@ -183,6 +188,9 @@ class ControlServer:
                 "store_age_s": round(snapshot.health.age_s, 3),
             }
         )
+
+    async def _describe(self, _request: web.BaseRequest) -> web.Response:
+        return web.json_response(openapi(SERVICES, title=API_TITLE, version=meshnet.__version__))
 
     async def _render_metrics(self, _request: web.BaseRequest) -> web.Response:
         body = self._metrics.render(await self._store.snapshot())
