@@ -171,7 +171,8 @@ class EncodingChooser:
         width: int | None = None,
         accepted: Collection[str] | None = None,
     ) -> Plan:
-        """Plan how `body` goes; about 10 microseconds, and 30 more where a sample is taken.
+        """Plan how `body` goes; 2 microseconds below the floor, else about 10, and 25
+        more where a sample is taken.
 
         Args:
             body: the tensor's bytes, C-contiguous.
@@ -183,11 +184,6 @@ class EncodingChooser:
             ValueError: the policies know no such phase.
         """
         policy = self._policies.for_condition(self._route_condition, phase)
-        usable = [
-            name
-            for name in (self.reads if accepted is None else accepted)
-            if name in ENCODINGS and (name != "bf16p" or width is not None)
-        ]
         size = memoryview(body).nbytes
 
         def raw(reason: str) -> Plan:
@@ -197,6 +193,11 @@ class EncodingChooser:
             return raw("disabled")
         if size < policy.min_input_bytes or size == 0:
             return raw("below_min_input")
+        usable = [
+            name
+            for name in (self.reads if accepted is None else accepted)
+            if name in ENCODINGS and (name != "bf16p" or width is not None)
+        ]
         if policy.encoding != AUTO:
             if policy.encoding not in usable:
                 return raw("not_accepted")
