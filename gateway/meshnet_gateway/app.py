@@ -17,6 +17,7 @@ from meshnet.errors import MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 from meshnet.plane.client import PlaneClient
 from meshnet_gateway.lost import LostNodes
+from meshnet_gateway.metrics import render_metrics
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.openai_routes import add_routes
 from meshnet_gateway.openai_service import OpenAIService
@@ -74,6 +75,7 @@ class Gateway:
         self._plane = PlaneClient(policies=policies)
         self._service: OpenAIService | None = None
         self._lost: LostNodes | None = None
+        self._pipelines: RecoveringPipelines | None = None
         self._listener: socket.socket | None = None
         self._runner: web.AppRunner | None = None
 
@@ -91,7 +93,7 @@ class Gateway:
         self._control = ControlClient(self.control_grpc)
         self._lost = LostNodes(self._control)
         self._lost.start()
-        factory = RecoveringPipelines(
+        self._pipelines = RecoveringPipelines(
             RouteSelector(self._control),
             self._plane,
             self._lost,
@@ -100,7 +102,8 @@ class Gateway:
         )
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
-        self._service = OpenAIService(self._models, factory)
+        app.router.add_get("/metrics", self._metrics)
+        self._service = OpenAIService(self._models, self._pipelines)
         add_routes(app, self._service)
         # Without handler_cancellation a client that went away would not end its generation.
         self._runner = web.AppRunner(
@@ -142,6 +145,12 @@ class Gateway:
             status=503 if uncovered else 200,
             body=json.dumps(body).encode(),
             content_type="application/json",
+        )
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        body = b"" if self._pipelines is None else render_metrics(self._pipelines.counts)
+        return web.Response(
+            body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
 
     async def _coverage_problem(self, model: str) -> str | None:

@@ -72,12 +72,14 @@ class RecoveryCounts:
     """What happened so far, for metrics.
 
     Attributes:
-        recovered: sessions that went on over another route.
+        opened: sessions begun.
+        recovered: times that a session went on over another route.
         abandoned: sessions that ended with an error all the same.
         replayed_tokens: tokens fed again.
         pause_s: seconds from noticing to the next token, summed.
     """
 
+    opened: int = 0
     recovered: int = 0
     abandoned: int = 0
     replayed_tokens: int = 0
@@ -109,6 +111,7 @@ class RecoveringPipelines:
             RouteError: the model is unknown, or layers are uncovered.
         """
         route = await self.selector.select(model, max_tokens=max_tokens)
+        self.counts.opened += 1
         return RecoveringPipeline(self, model, max_tokens, route)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import urllib.request
 
 import openai
 import pytest
@@ -18,6 +19,9 @@ def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
         undisturbed = made.ask().choices[0].message.content
         disturbed = made.stream_and(made.on_route(1).process.kill)
         assert disturbed == undisturbed
+        with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        assert "meshnet_sessions_recovered_total 1.0" in lines
         assert not any("Traceback" in line for line in made.gateway.errors)
 
 
