@@ -18,6 +18,8 @@ from meshnet.v1 import types_pb2
 from meshnet.wire import WIRE_VERSION
 from meshnet_node.app import Node
 from meshnet_node.backend import ShardSpec
+from meshnet_node.neighbours import Bandwidths, Neighbours
+from meshnet_node.pace import Counters, LayerPace
 
 __all__ = ["Heartbeat", "Registration"]
 
@@ -54,12 +56,24 @@ class Heartbeat:
         control_url: where the control plane is.
         registration: what to register.
         node: asked for its health and load, told to drain.
+        bandwidths: bytes a second of links that chunks have used, by ``host:port``.
     """
 
-    def __init__(self, control_url: str, registration: Registration, node: Node) -> None:
+    def __init__(
+        self,
+        control_url: str,
+        registration: Registration,
+        node: Node,
+        bandwidths: Bandwidths = dict,
+    ) -> None:
         self._client = ControlClient(control_url)
         self._registration = registration
         self._node = node
+        self._neighbours = Neighbours(
+            self._client, registration.node, registration.spec, bandwidths
+        )
+        self._pace = LayerPace(len(registration.spec.layers))
+        self._desired = nodes_pb2.NODE_STATE_READY
         self._incarnation = time.time_ns()
         self._lease_id = ""
         self._interval_s = _RETRY_S
@@ -83,6 +97,7 @@ class Heartbeat:
             await asyncio.sleep(error.retry_after_s + _CLAIM_SPARE_S)
             await self._register()
         self._task = asyncio.create_task(self._run())
+        self._neighbours.start()
 
     async def beat(self) -> None:
         """Renew the lease now, with the node's health and load; registers again if it ended.
@@ -104,6 +119,7 @@ class Heartbeat:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        await self._neighbours.close()
         try:
             await self._client.deregister(self._registration.node)
         except MeshError as error:
@@ -159,14 +175,22 @@ class Heartbeat:
             load.active_sessions = len(stage.sessions)
             load.kv_cache_capacity_tokens = stage.sessions.capacity_tokens
             load.kv_cache_used_tokens = stage.sessions.reserved_tokens
+            self._pace.update(Counters(stage.num_chunks, stage.num_tokens, stage.compute_s))
+            load.layer_microseconds = self._pace.microseconds
+            load.links.extend(self._neighbours.links())
         return load
 
     def _obey(self, desired: nodes_pb2.NodeState) -> None:
-        """Drain, or take sessions again, as the control plane says."""
-        stage = self._node.stage
-        if stage is None:
-            return
-        draining = desired in (nodes_pb2.NODE_STATE_DRAINING, nodes_pb2.NODE_STATE_DRAINED)
-        if draining != stage.sessions.draining:
-            _log.info("node %s: %s", self._registration.node, "drains" if draining else "serves")
-            stage.sessions.draining = draining
+        """Drain, or take sessions again, as the control plane says.
+
+        A cordon asks nothing of a node: it is left out of new routes, and serves what comes.
+        """
+        if desired != self._desired:
+            wanted = nodes_pb2.NodeState.Name(desired).removeprefix("NODE_STATE_").lower()
+            _log.info("node %s: the control plane wants it %s", self._registration.node, wanted)
+            self._desired = desired
+        if self._node.stage is not None:
+            self._node.stage.sessions.draining = desired in (
+                nodes_pb2.NODE_STATE_DRAINING,
+                nodes_pb2.NODE_STATE_DRAINED,
+            )
