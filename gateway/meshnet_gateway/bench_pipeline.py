@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,6 +34,8 @@ __all__ = ["DEFAULT_PREFILLS", "Prefill", "measure_pipeline"]
 _CHUNK_TOKENS: Final = 128
 _DECODE_HOPS: Final = 3
 _DECODE_HIDDEN: Final = 576
+_DECODE_ROUNDS: Final = 15
+_PAUSE_S: Final = 0.030
 _PROMPT_TOKENS: Final = 2048
 _HIDDEN: Final = Want("hidden")
 _NOTHING: Final = Want("none")
@@ -92,8 +95,11 @@ async def measure_pipeline(
     table = Table("a prompt through stages that sleep", _PREFILL_COLUMNS)
     report.tables.append(table)
     rounds = run.rounds(7)
-    model_rounds = run.rounds(5) if run.model else 0
-    total = len(prefills) * len(windows) * rounds + model_rounds * len(windows) + run.rounds(20)
+    total = len(prefills) * len(windows) * rounds
+    if run.model is None:
+        total += 2 * _DECODE_HOPS * run.rounds(_DECODE_ROUNDS)
+    else:
+        total += len(windows) * run.rounds(5) + 2 * run.rounds(_DECODE_ROUNDS)
     with progress("pipeline", total) as advance:
         for prefill in prefills:
             await _measure_prefill(prefill, windows, rounds, table, advance)
@@ -101,7 +107,8 @@ async def measure_pipeline(
             layers = [LayerRange(i, i + 1) for i in range(_DECODE_HOPS)]
             backend = ["--backend", "stub", "--hidden-size", str(_DECODE_HIDDEN)]
             async with _route(layers, backend) as (client, route):
-                await _measure_decode(report, "stub", client, route, run, advance)
+                routes = [route[: i + 1] for i in range(_DECODE_HOPS)]
+                await _measure_decode(report, "stub", client, routes, _HIDDEN, run, advance)
         else:
             await _measure_model(report, run.model, windows, run, advance)
     return report
@@ -157,10 +164,17 @@ async def _forward(
 
 @dataclass
 class _Steps:
-    """Decode steps of one session, in milliseconds."""
+    """Decode steps of one session, in milliseconds.
+
+    Attributes:
+        pipeline: of the session.
+        want: of each step.
+        pause_s: rest before each step.
+    """
 
     pipeline: RoutePipeline
     want: Want
+    pause_s: float
     step_ms: list[float] = field(default_factory=list)
     compute_ms: list[float] = field(default_factory=list)
     waiting_ms: list[float] = field(default_factory=list)
@@ -170,6 +184,8 @@ class _Steps:
         overheads = []
         token = np.array([[1]], dtype=np.int32)
         for _ in range(count):
+            if self.pause_s:
+                await asyncio.sleep(self.pause_s)
             started = time.perf_counter()
             answers = await self.pipeline.forward(token, self.want)
             step_ms = (time.perf_counter() - started) * 1e3
@@ -186,50 +202,63 @@ async def _measure_decode(
     report: Report,
     name: str,
     client: PlaneClient,
-    route: Route,
+    routes: Sequence[Route],
+    want: Want,
     run: Run,
     advance: Advance,
 ) -> None:
-    """Measure decode steps: ``decode`` of the report."""
-    want = _HIDDEN if name == "stub" else _TOP
-    per_round = max(4, 20 // run.divisor)
-    pipeline = RoutePipeline(client, route, PipelineSettings(chunk_tokens=_CHUNK_TOKENS))
-    try:
-        await pipeline.forward(np.ones((1, 16), dtype=np.int32), want, others=_NOTHING)
-        steps = _Steps(pipeline, want)
-        series = await interleave(
-            {"decode": partial(steps.take, per_round)}, run.rounds(20), advance
-        )
-    finally:
-        await pipeline.close()
-    overhead = series["decode"]
-    decode = {
-        "hops": len(route),
+    """Measure decode steps on each route, one after the other and after rests.
+
+    ``decode`` of the report is the last route's, without rests.
+    """
+    table = Table("decode steps: milliseconds", _DECODE_COLUMNS, section="decode_steps")
+    report.tables.append(table)
+    prompt = np.ones((1, 16), dtype=np.int32)
+    for pause_s, most in ((0.0, 20), (_PAUSE_S, 8)):
+        async with AsyncExitStack() as stack:
+            steps = {}
+            for route in routes:
+                pipeline = RoutePipeline(client, route, PipelineSettings())
+                stack.push_async_callback(pipeline.close)
+                await pipeline.forward(prompt, want, others=_NOTHING)
+                steps[str(len(route))] = _Steps(pipeline, want, pause_s)
+            count = max(4, most // run.divisor)
+            blocks = {hops: partial(taken.take, count) for hops, taken in steps.items()}
+            series = await interleave(blocks, run.rounds(_DECODE_ROUNDS), advance)
+        for hops, taken in steps.items():
+            _add_decode(table, name, taken, series[hops])
+        if not pause_s:
+            report.facts["decode"] = table.data[-1]
+
+
+def _add_decode(table: Table, name: str, steps: _Steps, overhead: Series) -> None:
+    num_hops = len(steps.pipeline.route)
+    row = {
+        "hops": num_hops,
         "overhead_per_hop_ms_p50": overhead.median,
         "overhead_per_hop_ms_p25": overhead.percentile(25),
         "overhead_per_hop_ms_p75": overhead.percentile(75),
         "overhead_per_hop_ms_p99": overhead.percentile(99),
         "step_ms_p50": median_of(steps.step_ms),
         "compute_ms_p50": median_of(steps.compute_ms),
-        "waiting_per_hop_ms_p50": median_of(steps.waiting_ms) / len(route),
+        "waiting_per_hop_ms_p50": median_of(steps.waiting_ms) / num_hops,
+        "rest_ms": steps.pause_s * 1e3,
         "nodes": name,
         "num_steps": len(overhead.values),
     }
-    report.facts["decode"] = decode
-    columns = ("nodes", "hops", "step", "compute", "overhead a hop", "quartiles", "p99")
-    table = Table("decode steps, milliseconds", columns)
+    table.data.append(row)
     table.rows.append(
         (
-            name,
-            str(len(route)),
-            f"{decode['step_ms_p50']:.3f}",
-            f"{decode['compute_ms_p50']:.3f}",
+            f"{name}, {num_hops} hop{'s' if num_hops > 1 else ''}",
+            f"{steps.pause_s * 1e3:.0f}",
+            f"{row['step_ms_p50']:.3f}",
+            f"{row['compute_ms_p50']:.3f}",
             f"{overhead.median:.3f}",
             f"{overhead.percentile(25):.3f} to {overhead.percentile(75):.3f}",
             f"{overhead.percentile(99):.3f}",
+            f"{row['waiting_per_hop_ms_p50']:.3f}",
         )
     )
-    report.tables.append(table)
 
 
 async def _measure_model(
@@ -255,7 +284,7 @@ async def _measure_model(
         await first_token(None)
         blocks = {str(window): partial(first_token, window) for window in windows}
         series = await interleave(blocks, run.rounds(5), advance)
-        await _measure_decode(report, name, client, route, run, advance)
+        await _measure_decode(report, name, client, [route], _TOP, run, advance)
     table = Table(
         f"{name}: {_PROMPT_TOKENS} tokens to the first token over {len(route)} nodes",
         ("window", "ms", "lowest", "highest", "/ window 1"),
@@ -352,6 +381,16 @@ _PREFILL_COLUMNS: Final = (
     "quartiles",
     "ideal",
     "/ ideal",
+)
+_DECODE_COLUMNS: Final = (
+    "nodes",
+    "rest",
+    "step",
+    "compute",
+    "overhead a hop",
+    "quartiles",
+    "p99",
+    "of it waiting",
 )
 _NOTES: Final = (
     "ideal is (chunks + stages - 1) x a stage's time: no transfer takes any time.",

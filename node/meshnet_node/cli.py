@@ -75,6 +75,14 @@ def node(
         float, typer.Option(min=1.0, help="Seconds after which an idle session is forgotten.")
     ] = SessionLimits().idle_ttl_s,
     hidden_size: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of the stub backend.")] = 8,
+    stub_delay_ms: Annotated[
+        float,
+        typer.Option(min=0, max=60_000, help="Milliseconds that the stub backend sleeps a chunk."),
+    ] = 0.0,
+    stub_busy: Annotated[
+        bool,
+        typer.Option("--stub-busy", help="Keep a thread of the stub backend computing in Python."),
+    ] = False,
     allow_unverified: Annotated[
         bool,
         typer.Option(help="Serve an architecture that is not known to run exactly in shards."),
@@ -96,7 +104,13 @@ def node(
     open_backend: Callable[[], ShardBackend]
     if backend is BackendName.STUB:
         # In a mesh a route must end in logits; alone, every chunk just passes through.
-        stub = StubBackend(shard_layers, hidden_size=hidden_size, head=control is not None)
+        stub = StubBackend(
+            shard_layers,
+            hidden_size=hidden_size,
+            head=control is not None,
+            delay_s=stub_delay_ms / 1e3,
+            busy=stub_busy,
+        )
         spec, open_backend = stub.spec, lambda: stub
     else:
         spec, open_backend = _transformers(

@@ -50,7 +50,7 @@ def test_coding_breaks_even_where_the_bytes_saved_take_as_long():
 def test_the_codecs_benchmark_runs():
     command = [sys.executable, "-m", "tests.bench", "codec", "--quick", "--rounds", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = json.loads(done.stdout)["results"]["codec"]["rows"]
+    rows = json.loads(done.stdout)["results"]["codec"]["results"]
     found = {row["bodies"]: row for row in rows}
     zstd = found["median of the prefills"]
     assert zstd["ratio"] == pytest.approx(1.27, abs=0.02)

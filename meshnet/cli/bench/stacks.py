@@ -1,34 +1,59 @@
-"""Clients of the transports that are compared: one round trip of a tensor each."""
+"""Clients of the stacks that are compared: one round trip of a tensor each."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 import uuid
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import aiohttp
-import grpc
-import grpc.aio
 import numpy.typing as npt
-from google.protobuf.wrappers_pb2 import BytesValue
 
+from meshnet.cli.bench.echo import (
+    GRPC_METHOD,
+    GRPC_OPTIONS,
+    RAW_SIZE,
+    ZMQ_COPY_BYTES,
+    EchoStack,
+    pack_json,
+    receive_exactly,
+    unpack_json,
+)
 from meshnet.compression import CompressionPolicies, CompressionPolicy
 from meshnet.dtypes import BFLOAT16, Body, view_bytes
 from meshnet.grammar import Phase, Want
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import ChunkHeader
-from tests.bench.peers import GRPC_METHOD, GRPC_OPTIONS, pack_json, receive_exactly, unpack_json
 
-_TIMEOUT_S = 60.0
+if TYPE_CHECKING:
+    import grpc
+    import grpc.aio
+    from google.protobuf.wrappers_pb2 import BytesValue
 
-RAW_POLICIES = CompressionPolicies(
+__all__ = [
+    "CLIENTS",
+    "RAW_BODIES",
+    "RAW_POLICIES",
+    "Meshnet",
+    "RawSocket",
+    "Transport",
+    "time_round_trips",
+]
+
+_TIMEOUT_S: Final = 120.0
+
+RAW_BODIES: Final = {
+    f"MESHNET_COMPRESSION_LAN_{phase}_ENABLED": "false" for phase in ("PREFILL", "DECODE")
+}
+"""Environment of nodes that compress nothing, as the other stacks do not either."""
+
+RAW_POLICIES: Final = CompressionPolicies(
     {("lan", phase): CompressionPolicy(0, enabled=False) for phase in ("prefill", "decode")}
 )
-"""No body is compressed."""
+"""The same for a client."""
 
 
 class Transport(Protocol):
@@ -67,9 +92,8 @@ class Meshnet:
         answer = await self._client.forward(
             self._address, NodeId("echo"), header, self._tensor, timeout_s=_TIMEOUT_S
         )
-        assert answer.tensor is not None
         self._position += num_tokens
-        return view_bytes(answer.tensor)
+        return b"" if answer.tensor is None else view_bytes(answer.tensor)
 
     async def close(self) -> None:
         """Free the session and close."""
@@ -78,21 +102,15 @@ class Meshnet:
 
 
 class RawSocket:
-    """A blocking TCP socket and one preallocated buffer: the limit.
+    """A blocking TCP socket and one preallocated buffer: the limit."""
 
-    Args:
-        address: of the server.
-        tensor: to send.
-        cpu: the client's thread runs on this CPU alone during a round trip.
-    """
-
-    def __init__(self, address: str, tensor: npt.NDArray[Any], cpu: int | None = None) -> None:
+    def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
         host, port = address.split(":")
-        self._sock = socket.create_connection((host, int(port)), timeout=None)
+        self._sock = socket.create_connection((host, int(port)))
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._body = view_bytes(tensor)
         self._received = memoryview(bytearray(len(self._body)))
-        self.cpu = cpu
+        self._sock.sendall(RAW_SIZE.pack(len(self._body)))
 
     async def round_trip(self) -> Body:
         """Send and receive, blocking the event loop."""
@@ -105,10 +123,12 @@ class RawSocket:
         self._sock.close()
 
 
-class Aiohttp:
+class _Aiohttp:
     """aiohttp as its tutorials use it: the body as bytes, no header of ours, no check."""
 
     def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
+        import aiohttp
+
         self._url = f"http://{address}/forward"
         self._body = tensor.tobytes()
         self._session = aiohttp.ClientSession()
@@ -123,10 +143,12 @@ class Aiohttp:
         await self._session.close()
 
 
-class Base64Json:
-    """The retired body over aiohttp: a tensor in base64 in JSON, there and back."""
+class _Base64Json:
+    """A tensor in base64 in JSON over aiohttp, encoded and decoded at both ends."""
 
     def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
+        import aiohttp
+
         self._url = f"http://{address}/json"
         self._tensor = tensor
         self._session = aiohttp.ClientSession()
@@ -143,12 +165,17 @@ class Base64Json:
         await self._session.close()
 
 
-class Grpc:
+class _Grpc:
     """A unary gRPC call with a message of one bytes field, blocking."""
 
     def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
+        import grpc
+        from google.protobuf.wrappers_pb2 import BytesValue
+
+        self._message = BytesValue
         self._body = tensor.tobytes()
         self._channel = grpc.insecure_channel(address, options=GRPC_OPTIONS)
+        self._call: grpc.UnaryUnaryMultiCallable[BytesValue, BytesValue]
         self._call = self._channel.unary_unary(
             GRPC_METHOD,
             request_serializer=BytesValue.SerializeToString,
@@ -157,20 +184,24 @@ class Grpc:
 
     async def round_trip(self) -> Body:
         """Call, blocking the event loop."""
-        answer: BytesValue = self._call(BytesValue(value=self._body), timeout=_TIMEOUT_S)
-        return answer.value
+        return self._call(self._message(value=self._body), timeout=_TIMEOUT_S).value
 
     async def close(self) -> None:
         """Close the channel."""
         self._channel.close()
 
 
-class GrpcAio:
+class _GrpcAio:
     """The same call by gRPC's asyncio interface, to a server of the same."""
 
     def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
+        import grpc.aio
+        from google.protobuf.wrappers_pb2 import BytesValue
+
+        self._message = BytesValue
         self._body = tensor.tobytes()
         self._channel = grpc.aio.insecure_channel(address, options=GRPC_OPTIONS)
+        self._call: grpc.aio.UnaryUnaryMultiCallable[BytesValue, BytesValue]
         self._call = self._channel.unary_unary(
             GRPC_METHOD,
             request_serializer=BytesValue.SerializeToString,
@@ -179,7 +210,7 @@ class GrpcAio:
 
     async def round_trip(self) -> Body:
         """Call and await the answer."""
-        answer: BytesValue = await self._call(BytesValue(value=self._body), timeout=_TIMEOUT_S)
+        answer = await self._call(self._message(value=self._body), timeout=_TIMEOUT_S)
         return answer.value
 
     async def close(self) -> None:
@@ -187,21 +218,46 @@ class GrpcAio:
         await self._channel.close()
 
 
+class _Zmq:
+    """A pyzmq REQ socket, blocking, without copies where these would cost more."""
+
+    def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
+        import zmq
+
+        self._body = view_bytes(tensor)
+        self._copy = len(self._body) <= ZMQ_COPY_BYTES
+        self._sock: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
+        self._sock.connect(f"tcp://{address}")
+
+    async def round_trip(self) -> Body:
+        """Send and receive, blocking the event loop."""
+        self._sock.send(self._body, 0, copy=self._copy)
+        received: memoryview = self._sock.recv(copy=False).buffer
+        return received
+
+    async def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+
+CLIENTS: Final[dict[EchoStack, Callable[[str, npt.NDArray[Any]], Transport]]] = {
+    EchoStack.RAW: RawSocket,
+    EchoStack.AIOHTTP: _Aiohttp,
+    EchoStack.GRPC: _Grpc,
+    EchoStack.GRPC_AIO: _GrpcAio,
+    EchoStack.ZMQ: _Zmq,
+    EchoStack.BASE64_JSON: _Base64Json,
+}
+"""What connects to each echo server, given its address and the tensor to send."""
+
+
 async def time_round_trips(transport: Transport, count: int, pause_s: float) -> list[float]:
     """Give the seconds of `count` round trips, each after a rest of `pause_s`."""
-    cpu = getattr(transport, "cpu", None)
-    allowed = os.sched_getaffinity(0) if cpu is not None else set()
-    if cpu is not None:
-        os.sched_setaffinity(0, {cpu})
     seconds = []
-    try:
-        for _ in range(count):
-            if pause_s:
-                await asyncio.sleep(pause_s)
-            started = time.perf_counter()
-            await transport.round_trip()
-            seconds.append(time.perf_counter() - started)
-    finally:
-        if cpu is not None:
-            os.sched_setaffinity(0, allowed)
+    for _ in range(count):
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        started = time.perf_counter()
+        await transport.round_trip()
+        seconds.append(time.perf_counter() - started)
     return seconds
