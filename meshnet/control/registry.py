@@ -36,8 +36,8 @@ class Snapshot:
     Attributes:
         nodes: the nodes.
         revision: of the registry.
-        unconfirmed: nodes that are not LOST as far as is known, but silent for longer than
-            their lease while the store was away: not to be routed to.
+        unconfirmed: nodes that are not LOST as far as is known, but of which nothing was
+            heard for longer than their lease: not to be routed to.
         health: of the store.
     """
 
@@ -48,12 +48,12 @@ class Snapshot:
 
     def explain(self, error: MeshError) -> MeshError:
         """Give the error to answer with where none of the confirmed nodes would do."""
-        if not self.unconfirmed or self.health.is_connected:
+        if not self.unconfirmed:
             return error
         return away(
             "the store",
-            f"{self.health.problem}; {len(self.unconfirmed)} nodes have not been heard of for "
-            f"longer than their leases, and without them: {error.message}",
+            f"{self.health.problem or 'it was away'}; {len(self.unconfirmed)} nodes have not been "
+            f"heard of for longer than their leases, and without them: {error.message}",
         )
 
 

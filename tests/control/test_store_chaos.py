@@ -142,7 +142,7 @@ class Beater:
 
 
 class Observer:
-    """Asks one replica, or whichever answers, all the time, for the nodes and for a route to each."""
+    """Asks one replica, or whichever answers, for the nodes and for a route to each, on and on."""
 
     def __init__(self, name: str, url: str, beaters: list[Beater], tally: Tally) -> None:
         self._name = name

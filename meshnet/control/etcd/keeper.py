@@ -122,15 +122,19 @@ class Keeper:
             if now >= self._published_s.get(node_id, 0.0) + interval_s:
                 del self._pending[node_id]
                 self._published_s[node_id] = now
-                due.append(
-                    self._client.txn(
-                        etcd.TxnRequest(
-                            compare=[holds_lease(node_id, lease)],
-                            success=[put(REPORTS, node_id, report)],
-                        )
-                    )
-                )
+                due.append(self._publish(node_id, lease, report))
         return due
+
+    async def _publish(self, node_id: NodeId, lease: int, report: record_pb2.Report) -> None:
+        request = etcd.TxnRequest(
+            compare=[holds_lease(node_id, lease)], success=[put(REPORTS, node_id, report)]
+        )
+        try:
+            await self._client.txn(request)
+        except MeshError:
+            self._pending.setdefault(node_id, (lease, report))  # unless there is a newer one
+            self._published_s.pop(node_id, None)
+            raise
 
     async def _lose(self, node_id: NodeId, entry: Entry, now: float) -> None:
         await self._client.txn(

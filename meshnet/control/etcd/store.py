@@ -25,6 +25,10 @@ from meshnet.v1 import node_service_pb2 as pb
 __all__ = ["EtcdStore"]
 
 OPEN_S: Final = 5.0
+REPORT_DELAY_S: Final = 1.0
+"""Every heartbeat is published to all replicas, within less than this: a node of which nothing
+was heard for longer than its lease is not routed to, though a new leader of etcd, which begins
+all leases anew, may call it alive for up to another time to live."""
 
 
 class EtcdStore:
@@ -166,7 +170,10 @@ class EtcdStore:
         unconfirmed = frozenset(
             node_id
             for node_id, entry in items
-            if not entry.is_heard(now) and not (entry.alive and health.is_connected)
+            if not entry.is_lost
+            and not entry.is_heard(
+                now - REPORT_DELAY_S if entry.alive and health.is_connected else now
+            )
         )
         nodes = tuple(entry.record.node for _, entry in items)
         return Snapshot(nodes, self._index.changes.revision, unconfirmed, health)
