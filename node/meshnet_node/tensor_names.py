@@ -42,7 +42,9 @@ _LAYER: Final = re.compile(rf"(?:^|\.)(?P<list>{'|'.join(LAYER_LISTS)})\.(?P<ind
 _EMBEDDING: Final = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings?)\.weight"
 )
-_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.|^output\.")
+_HEAD: Final = re.compile(r"(?:(?:^|\.)(?:lm_head|embed_out|output_layer)|^output)\.")
+# What the embedding stands for where it is not stored; a head may have other tensors besides.
+_HEAD_MATRIX: Final = re.compile(_HEAD.pattern + r"(?:decoder\.)?weight$")
 
 
 def unneeded_parts(list_name: str, layers: LayerRange, num_layers: int) -> frozenset[str]:
@@ -63,7 +65,7 @@ def left_out(names: Collection[str], layers: LayerRange, num_layers: int) -> fro
     last, where the head is tied to it); the head, unless it is last; and `unneeded_parts`.
     """
     first, last = layers.start == 0, layers.end == num_layers
-    tied = not any(_HEAD.search(name) for name in names)
+    tied = not any(_HEAD_MATRIX.search(name) for name in names)
     text = {name: _LAYER.search(name) for name in names if not NOT_TEXT.search(name)}
     beside = {
         name[: found.start("list")] + part + "."

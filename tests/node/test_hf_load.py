@@ -15,16 +15,25 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertConfig, LlamaModel, MambaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    Gemma3Config,
+    LlamaConfig,
+    LlamaModel,
+    MambaConfig,
+    RobertaConfig,
+)
 from transformers.utils import logging
 
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.topology import LayerRange
 from meshnet_node.architectures import verified_model_types
-from meshnet_node.hf.exact import save_random_model
+from meshnet_node.hf.exact import save_random_model, three_cuts
 from meshnet_node.hf.load import resolve_dtype
 from meshnet_node.hf.shard import TransformersShard
 from meshnet_node.hf.tiny import tiny_config
+from meshnet_node.model_files import resolve_model
 from tests.node.tiny import TINY, VOCAB, save_tiny
 
 
@@ -291,3 +300,23 @@ def test_a_norm_that_is_not_the_last_thing_is_noticed(
     assert caught.value.code is Code.UNIMPLEMENTED
     assert load(saved, 2, 4).spec.layers == LayerRange(2, 4)
     assert load(saved, 0, 5).spec.layers == LayerRange(0, 5)
+
+
+@pytest.mark.parametrize("config_class", [RobertaConfig, Gemma3Config, LlamaConfig])
+def test_shards_load_from_the_files_chosen_for_them(config_class: Any, tmp_path: Path) -> None:
+    """A head of several layers, a vision tower, neither: a file for nearly every tensor."""
+    directory = save_random_model(tiny_config(config_class), tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    (directory / "model.safetensors").unlink()
+    model.save_pretrained(directory, max_shard_size="1KB")
+    for layers in three_cuts(8):
+        part = Path(shutil.copytree(directory, tmp_path / str(layers)))
+        chosen = resolve_model(str(directory), layers).weight_files
+        for file in part.glob("*.safetensors"):
+            if file.name not in chosen:
+                file.unlink()
+        files = resolve_model(str(part), layers, cache_dir=tmp_path / "cache")
+        shard = load(files.directory, layers.start, layers.end)._shard
+        if layers.end < 8:
+            outside = set(shard.model.parameters()) - set(shard.decoder.parameters())
+            assert not outside

@@ -304,6 +304,24 @@ def test_what_stands_beside_the_layers_goes_to_the_shard_that_needs_it(name: str
     assert tuple("it" in each for each in files) == expected
 
 
+@pytest.mark.parametrize(
+    ("head", "tied"),
+    [
+        (("lm_head.dense.weight", "lm_head.bias"), True),
+        (("lm_head.dense.weight", "lm_head.decoder.weight"), False),
+        (("lm_head.weight", "lm_head.bias"), False),
+        (("output.weight",), False),
+    ],
+    ids=str,
+)
+def test_a_head_without_its_matrix_is_tied(head: tuple[str, ...], *, tied: bool) -> None:
+    embedding = "model.embed_tokens.weight"
+    index = WeightIndex({name: name for name in (embedding, "model.layers.1.w", *head)}, b"")
+    last = shard_files(index, LayerRange(1, 2), 2)
+    assert set(last) == {"model.layers.1.w", *head, *([embedding] if tied else [])}
+    assert not set(head) & set(shard_files(index, LayerRange(0, 1), 2))
+
+
 def test_a_tower_of_another_modality_goes_to_every_shard() -> None:
     """Loading it is the model class's matter; the numbers of its layers are not the decoder's."""
     names = ("vision_tower.layers.0.w", "vision_tower.layers.7.w", "vision_tower.norm.weight")

@@ -89,7 +89,7 @@ def shard_class(cls: Any, num_layers: int, layers: LayerRange) -> Any:
 
         def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
-            _, owner, name = find_layers(self, num_layers)
+            decoder, owner, name = find_layers(self, num_layers)
             skeleton = getattr(owner, name)
             for index in range(num_layers):
                 if not layers.start <= index < layers.end:
@@ -108,6 +108,7 @@ def shard_class(cls: Any, num_layers: int, layers: LayerRange) -> Any:
             tied_keys: dict[str, str] = vars(self)["all_tied_weights_keys"]
             if not last:
                 _remove(self, self.get_output_embeddings())
+                _remove_around(self, decoder)
             # A tied head borrows the embedding's weights.
             if not first and not (last and tied_keys):
                 _remove(self, embedding)
@@ -130,6 +131,20 @@ def _remove(model: nn.Module, module: nn.Module) -> None:
     path = next((path for path, each in model.named_modules() if each is module), None)
     if path is not None:
         model.set_submodule(path, _Hole())
+
+
+def _remove_around(model: nn.Module, decoder: nn.Module) -> None:
+    """Remove all modules that are not in the decoder: heads, towers of other modalities.
+
+    Without a head only the decoder is called.
+    """
+    path = next(path for path, each in model.named_modules() if each is decoder)
+    module = model
+    for part in path.split(".") if path else ():
+        for name, _ in list(module.named_children()):
+            if name != part:
+                setattr(module, name, _Hole())
+        module = module.get_submodule(part)
 
 
 def _holds_only_parameters(module: nn.Module) -> bool:
