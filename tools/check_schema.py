@@ -1,6 +1,7 @@
 """Check the schema: lint, format, compatibility with the baseline, generated code up to date.
 
-Run from the repository's root. Nothing is written outside a temporary folder.
+Run from the repository's root. Nothing is written outside a temporary folder, except that
+``--update-baseline`` takes compatible additions into the baseline, which guards them from then on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ GENERATED = (
     Path("meshnet/internal/store/v1"),
 )
 BASELINE = "proto.baseline.binpb"
+PUBLIC = "proto/meshnet/v1"
 
 
 def buf(*arguments: str) -> bool:
@@ -46,6 +48,18 @@ def _generated_in(root: Path) -> list[str]:
     ]
 
 
+def build_image(path: Path) -> bool:
+    """Build the public schema as the baseline holds it."""
+    return buf("build", "proto", "--path", PUBLIC, "--exclude-source-info", "-o", str(path))
+
+
+def baseline_lags() -> bool:
+    """Tell whether the schema has what the baseline has not."""
+    with tempfile.TemporaryDirectory() as folder:
+        image = Path(folder, "image.binpb")
+        return not build_image(image) or image.read_bytes() != Path(BASELINE).read_bytes()
+
+
 def main() -> int:
     """Run all checks, naming each that failed."""
     checks = {
@@ -54,6 +68,11 @@ def main() -> int:
         "breaking change": ("breaking", "proto", "--against", BASELINE),
     }
     failed = [name for name, arguments in checks.items() if not buf(*arguments)]
+    if "--update-baseline" in sys.argv[1:] and not failed:
+        build_image(Path(BASELINE))
+    if baseline_lags():
+        command = "python tools/check_schema.py --update-baseline"
+        failed.append(f"{BASELINE} does not hold the schema (run: {command})")
     failed += [f"{name} is not up to date (run: buf generate)" for name in stale()]
     for name in failed:
         print(f"schema: {name}", file=sys.stderr)
