@@ -30,7 +30,8 @@ ControlUrl = Annotated[
     str | None,
     typer.Option(
         "--control",
-        help="Control plane: grpc://HOST:PORT or http://HOST:PORT; else MESHNET_CONTROL.",
+        help="Control plane: grpc://HOST:PORT or http://HOST:PORT, several with commas; "
+        "else MESHNET_CONTROL.",
         show_default="grpc://127.0.0.1:7071",
     ),
 ]
