@@ -52,7 +52,9 @@ def node(
     backend: Annotated[BackendName, typer.Option(help="What computes.")] = BackendName.TRANSFORMERS,
     control: Annotated[
         str | None,
-        typer.Option(help="Control plane to register at; without one, the node runs alone."),
+        typer.Option(
+            help="Control plane to register at, all replicas with commas; without, it runs alone."
+        ),
     ] = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT of the activation plane.")] = (
         "127.0.0.1:7080"
@@ -234,7 +236,7 @@ def _public_address(address: str, control: str) -> str:
     host, _, port = address.rpartition(":")
     if host not in ("0.0.0.0", "[::]"):  # noqa: S104 - compared, not bound
         return address
-    target = control.rpartition("//")[2]
+    target = control.split(",")[0].rpartition("//")[2]
     target_host, target_port = split_address(target, "--control", 7071)
     try:
         found = socket.getaddrinfo(target_host, target_port, type=socket.SOCK_DGRAM)[0]
