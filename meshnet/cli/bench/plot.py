@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 __all__ = ["Bar", "BarGroup", "draw_bars"]
 
@@ -26,7 +26,7 @@ _TICKS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _STYLE: Final = """
   svg { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif }
   .card { fill: #ffffff; stroke: #d0d7de }
-  text { fill: #1f2328 }
+  text { fill: #1f2328; stroke: #ffffff; stroke-width: 3px; paint-order: stroke }
   .quiet { fill: #59636e; font-size: 12px }
   .title { font-size: 16px; font-weight: 600 }
   .group { font-weight: 600 }
@@ -36,7 +36,7 @@ _STYLE: Final = """
   .ours { fill: #0969da }
   @media (prefers-color-scheme: dark) {
     .card { fill: #0d1117; stroke: #30363d }
-    text { fill: #e6edf3 }
+    text { fill: #e6edf3; stroke: #0d1117 }
     .quiet { fill: #9198a1 }
     .grid { stroke: #262c36 }
     .limit { stroke: #9198a1 }
@@ -93,7 +93,7 @@ def draw_bars(title: str, subtitle: str, limit: str, groups: Sequence[BarGroup])
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}"'
-            f' viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+            f' viewBox="0 0 {_WIDTH} {height}" role="img" aria-label={quoteattr(title)}>'
         ),
         f"<style>{_STYLE}</style>",
         f'<rect class="card" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="8"/>',
