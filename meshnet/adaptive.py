@@ -250,7 +250,7 @@ class EncodingChooser:
         width: int | None,
         usable: list[str],
     ) -> Plan:
-        state = self._phases.setdefault(phase, _Phase())
+        state = self._phase(phase)
         ratios = {name: self._ratio(phase, name).actual for name in usable}
         learn = not ("zstd" in usable and ends_in_repeats(body, width))
         if not learn:
@@ -297,8 +297,17 @@ class EncodingChooser:
         return costs
 
     def _ratio(self, phase: str, encoding: str) -> Ratio:
-        ratios = self._phases.setdefault(phase, _Phase()).ratios
-        return ratios.setdefault(encoding, Ratio(_FIRST_RATIOS.get(encoding, 1.2)))
+        ratios = self._phase(phase).ratios
+        ratio = ratios.get(encoding)
+        if ratio is None:
+            ratio = ratios[encoding] = Ratio(_FIRST_RATIOS.get(encoding, 1.2))
+        return ratio
+
+    def _phase(self, phase: str) -> _Phase:
+        state = self._phases.get(phase)
+        if state is None:
+            state = self._phases[phase] = _Phase()
+        return state
 
 
 def _pick(state: _Phase, costs: dict[str | None, float]) -> tuple[str | None, bool]:

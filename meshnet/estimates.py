@@ -100,8 +100,10 @@ class CodecSpeeds:
         sizes = self._s_per_byte.get(encoding)
         if sizes:
             size = num_bytes.bit_length()
-            nearest = min(sizes, key=lambda measured: abs(measured - size))
-            return num_bytes * sizes[nearest][0]
+            known = sizes.get(size)
+            if known is None:
+                known = sizes[min(sizes, key=lambda measured: abs(measured - size))]
+            return num_bytes * known[0]
         slowness = 1.0 if self._like is None else self._like.slowness(encoding, num_bytes)
         return slowness * self._first(encoding, num_bytes)
 
