@@ -237,6 +237,12 @@ async def test_a_lease_that_ended_while_no_replica_ran_is_lost_at_once(cluster):
         await eventually(lost, within_s=TTL_S - 0.5)
 
 
+async def test_a_store_closes_whenever_it_is_told_to(cluster):
+    for delay_s in [turn / 4000 for turn in range(40)]:  # some of them as the watch begins
+        async with opened(cluster):
+            await asyncio.sleep(delay_s)
+
+
 async def test_a_restarted_replica_has_everything(cluster):
     async with opened(cluster) as one:
         lease = await join(one, ttl_s=60.0)

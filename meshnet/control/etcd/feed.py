@@ -109,7 +109,8 @@ class Feed:
         """
         watch = member.watch(PREFIX, self._index.applied + 1)
         async with aclosing(watch):
-            created = await asyncio.wait_for(anext(watch), CREATE_S)
+            async with asyncio.timeout(CREATE_S):  # wait_for may swallow a cancellation
+                created = await anext(watch)
             reading = asyncio.create_task(self._read(watch, created.header.revision))
             probing = asyncio.create_task(self._probe(member))
             try:
