@@ -32,6 +32,11 @@ class ControlMetrics:
         self._nodes = Gauge(
             "meshnet_control_nodes", "Nodes registered.", ("state",), registry=self._registry
         )
+        self._cordoned = Gauge(
+            "meshnet_control_nodes_cordoned",
+            "Nodes that an operator keeps out of new routes.",
+            registry=self._registry,
+        )
         self._sessions = Gauge(
             "meshnet_control_node_sessions",
             "Sessions that nodes report to hold KV cache.",
@@ -51,11 +56,13 @@ class ControlMetrics:
 
     def render(self, snapshot: Snapshot) -> bytes:
         """Write all metrics, with the gauges of `snapshot`."""
+        wanted_only = (pb.NODE_STATE_UNSPECIFIED, pb.NODE_STATE_CORDONED)
         for name, number in pb.NodeState.items():
             label = name.removeprefix("NODE_STATE_").lower()
-            if label != "unspecified":
+            if number not in wanted_only:
                 count = sum(node.state == number for node in snapshot.nodes)
                 self._nodes.labels(label).set(count)
+        self._cordoned.set(sum(node.cordoned for node in snapshot.nodes))
         self._sessions.set(sum(node.load.active_sessions for node in snapshot.nodes))
         self._store_age.set(snapshot.health.age_s)
         return generate_latest(self._registry)

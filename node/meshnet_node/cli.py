@@ -66,6 +66,7 @@ def node(
         str | None, typer.Option("--id", help="Id of the node; else from host name and port.")
     ] = None,
     region: Annotated[str, typer.Option(help="Region, as eu-central.")] = "",
+    zone: Annotated[str, typer.Option(help="Failure domain inside the region.")] = "",
     dtype: Annotated[DtypeName, typer.Option(help="What to compute in.")] = DtypeName.AUTO,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads to compute with; else torch's choice.")
@@ -139,7 +140,7 @@ def node(
             heartbeat: Heartbeat | None = None
             if control is not None:
                 public = advertise or _public_address(address, control)
-                registration = Registration(identity, spec, public, region)
+                registration = Registration(identity, spec, public, region, zone)
                 heartbeat = Heartbeat(control, registration, served)
                 await heartbeat.start()
             try:

@@ -38,12 +38,14 @@ class Registration:
         spec: what it serves.
         address: ``host:port`` that other nodes reach its activation plane at.
         region: chosen by the operator; empty for none.
+        zone: failure domain in the region; empty for none.
     """
 
     node: NodeId
     spec: ShardSpec
     address: str
     region: str
+    zone: str = ""
 
 
 class Heartbeat:
@@ -150,7 +152,7 @@ class Heartbeat:
         registration = self._registration
         spec = registration.spec
         node = nodes_pb2.Node(incarnation=self._incarnation, software_version=__version__)
-        node.location.region = registration.region
+        node.location.region, node.location.zone = registration.region, registration.zone
         shard = node.shards.add(
             model=f"models/{spec.model}",
             model_digest=spec.digest,

@@ -84,6 +84,8 @@ async def test_a_cordon_reaches_the_node_with_its_heartbeat(command, mesh):
     assert (await mesh.beat("left")).desired_state == pb.NODE_STATE_READY
     assert "ready, cordoned" in (await command("nodes", "cordon", "left")).stdout
     assert (await mesh.beat("left")).desired_state == pb.NODE_STATE_CORDONED
+    async with mesh.http.get(f"http://{mesh.addresses.http}/metrics") as response:
+        assert "meshnet_control_nodes_cordoned 1.0" in await response.text()
     await command("nodes", "drain", "left", "--reason", "new disk")
     assert (await mesh.beat("left", active_sessions=1)).desired_state == pb.NODE_STATE_DRAINING
     assert "new disk" in (await command("nodes", "get", "left")).stdout
