@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +17,7 @@ from meshnet.errors import LeaseExpiredError, MeshError
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import types_pb2
 from tests.control.etcd_cluster import Cluster, Proxy, etcd_cluster
+from tests.control.replica import Replica
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(280)]
 
@@ -36,36 +35,6 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     longest_gap_s: float = 0.0
-
-
-@dataclass
-class Replica:
-    """A ``meshnet control`` process that comes back at the same addresses."""
-
-    store: str
-    grpc_port: int = 0
-    process: asyncio.subprocess.Process | None = None
-
-    @property
-    def url(self) -> str:
-        return f"grpc://127.0.0.1:{self.grpc_port}"
-
-    async def start(self) -> None:
-        self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "meshnet", "control", "--json", "--store", self.store),
-            *("--listen", "127.0.0.1:0", "--grpc-listen", f"127.0.0.1:{self.grpc_port}"),
-            *("--lease-ttl", str(TTL_S), "--exit-with-parent"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert self.process.stdout is not None
-        line = await asyncio.wait_for(self.process.stdout.readline(), 60)
-        self.grpc_port = int(json.loads(line)["grpc"].rpartition(":")[2])
-
-    async def kill(self) -> None:
-        if self.process is not None and self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
 
 
 class Beater:
@@ -211,8 +180,8 @@ async def running_mesh(etcd: Cluster) -> AsyncIterator[Mesh]:
     tally = Tally()
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(Proxy.to(etcd, name)) for name in etcd.addresses]
-        one = Replica("etcd://" + ",".join(proxy.address for proxy in proxies))
-        other = Replica(etcd.url)
+        one = Replica("etcd://" + ",".join(proxy.address for proxy in proxies), TTL_S)
+        other = Replica(etcd.url, TTL_S)
         for replica in (one, other):
             stack.push_async_callback(replica.kill)
             await replica.start()
