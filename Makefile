@@ -39,7 +39,7 @@ format: $(STAMP)  ## Format the code and the schema.
 	@$(BIN)/buf format -w proto
 
 bench: $(STAMP)  ## Benchmarks, as ratios measured side by side.
-	@$(BIN)/python -m tests.bench
+	@$(BIN)/python -m tests.bench $(BENCH_ARGS)
 
 clean:  ## Remove the virtual environment and caches.
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
