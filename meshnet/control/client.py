@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from typing import Any, Self
 
-import grpc
-
-from meshnet.control.connection import Replicas
-from meshnet.control.status import from_status, status_of
+from meshnet.control.calls import Calls, ClientSettings
 from meshnet.control.stubs import node_stub, route_stub
 from meshnet.control.validate import endpoint_address, node_id_of
-from meshnet.errors import Code, MeshError
 from meshnet.topology import Hop, LayerRange, Route
 from meshnet.v1 import node_service_pb2 as node_pb
 from meshnet.v1 import route_service_pb2 as route_pb
@@ -24,26 +17,6 @@ from meshnet.v1 import types_pb2
 __all__ = ["ClientSettings", "ControlClient", "to_hops"]
 
 _PAGE_SIZE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class ClientSettings:
-    """Patience of a client.
-
-    Attributes:
-        timeout_s: for a call with all its retries.
-        attempt_timeout_s: for one attempt.
-        failover_timeout_s: for one attempt, if there are several replicas; longer than a
-            replica needs to find a member of etcd that answers.
-        backoff_s: before the first retry; doubles, with jitter.
-        max_backoff_s: at most.
-    """
-
-    timeout_s: float = 10.0
-    attempt_timeout_s: float = 5.0
-    failover_timeout_s: float = 3.5
-    backoff_s: float = 0.05
-    max_backoff_s: float = 1.0
 
 
 class ControlClient:
@@ -65,8 +38,7 @@ class ControlClient:
     """
 
     def __init__(self, url: str, settings: ClientSettings | None = None) -> None:
-        self._settings = settings or ClientSettings()
-        self._replicas = Replicas(url)
+        self._calls = Calls(url, settings or ClientSettings())
 
     async def __aenter__(self) -> Self:
         """Give the client; it connects with its first call."""
@@ -78,7 +50,7 @@ class ControlClient:
 
     async def close(self) -> None:
         """Close all connections; running calls are cancelled."""
-        await self._replicas.close()
+        await self._calls.close()
 
     async def register(
         self, node_id: str, node: node_pb.Node, *, ttl_s: float | None = None
@@ -168,19 +140,10 @@ class ControlClient:
         request = node_pb.WatchNodesRequest(
             start_revision=start_revision, model=model, include_load=include_load
         )
-        connection = self._replicas.current
-        channel = await connection.open(self._settings.attempt_timeout_s)
-        call = node_stub(channel).WatchNodes(request)
-        try:
-            async for response in call:
+        watch = self._calls.stream(lambda c: node_stub(c).WatchNodes, request)
+        async with aclosing(watch):
+            async for response in watch:
                 yield response
-        except grpc.aio.AioRpcError as rpc_error:
-            error = _mesh_error(rpc_error)
-            if self._may_ask_again(error):
-                self._replicas.leave(connection)  # the next watch goes elsewhere
-            raise error from None
-        finally:
-            call.cancel()
 
     async def select_route(
         self,
@@ -261,63 +224,10 @@ class ControlClient:
         return response
 
     async def _nodes(self, method: str, request: object, timeout_s: float | None = None) -> Any:
-        return await self._call(lambda c: getattr(node_stub(c), method), request, timeout_s)
+        return await self._calls.call(lambda c: getattr(node_stub(c), method), request, timeout_s)
 
     async def _routes(self, method: str, request: object) -> Any:
-        return await self._call(lambda c: getattr(route_stub(c), method), request, None)
-
-    async def _call(
-        self,
-        method: Callable[[grpc.aio.Channel], Callable[..., Awaitable[Any]]],
-        request: object,
-        timeout_s: float | None,
-    ) -> Any:
-        settings = self._settings
-        deadline_s = time.monotonic() + (timeout_s or settings.timeout_s)
-        backoff_s = settings.backoff_s
-        left_to_ask = len(self._replicas)
-        while True:
-            connection = self._replicas.current
-            left_s = deadline_s - time.monotonic()
-            attempt_s = max(0.001, min(left_s, self._attempt_timeout_s))
-            try:
-                channel = await connection.open(attempt_s)
-                return await method(channel)(request, timeout=attempt_s)
-            except grpc.aio.AioRpcError as rpc_error:
-                error = _mesh_error(rpc_error)
-            except MeshError as mesh_error:
-                error = mesh_error
-            except grpc.aio.UsageError:  # closed under the call
-                raise MeshError(Code.CANCELLED, "the client was closed") from None
-            if not self._may_ask_again(error):
-                raise error
-            self._replicas.leave(connection)
-            left_to_ask -= 1
-            if left_to_ask > 0 and time.monotonic() < deadline_s:
-                continue  # at another replica, at once
-            pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
-            if time.monotonic() + pause_s >= deadline_s:
-                raise error
-            await asyncio.sleep(pause_s)
-            backoff_s = min(2 * backoff_s, settings.max_backoff_s)
-            left_to_ask = len(self._replicas)
-
-    @property
-    def _attempt_timeout_s(self) -> float:
-        """Seconds for one attempt: shorter while another replica can be asked."""
-        has_others = len(self._replicas) > 1
-        settings = self._settings
-        return settings.failover_timeout_s if has_others else settings.attempt_timeout_s
-
-    def _may_ask_again(self, error: MeshError) -> bool:
-        """Whether the call got no answer that another attempt could not better."""
-        if error.code is Code.UNAVAILABLE and error.reason is None:
-            return True
-        has_others = len(self._replicas) > 1
-        return has_others and (
-            error.reason in ("STORE_UNAVAILABLE", "STOPPING")
-            or (error.code is Code.DEADLINE_EXCEEDED and error.reason is None)
-        )
+        return await self._calls.call(lambda c: getattr(route_stub(c), method), request, None)
 
 
 def to_hops(route: route_pb.Route) -> Route:
@@ -334,8 +244,3 @@ def to_hops(route: route_pb.Route) -> Route:
         )
         for index, hop in enumerate(route.hops)
     )
-
-
-def _mesh_error(error: grpc.aio.AioRpcError) -> MeshError:
-    status = status_of(error.code().value[0], error.details() or "", error.trailing_metadata())
-    return from_status(status)
