@@ -61,7 +61,9 @@ def _hops(found: routes_pb2.Route) -> Table:
 
 
 def _explained(found: routes_pb2.Route) -> Table:
-    table = Table("hop", "node", "layers", box=None)
+    table = Table(
+        "hop", "node", "layers", box=None, title="milliseconds for one token", title_justify="left"
+    )
     for name in ("compute", "queue", "cache", "link", "overhead", "total"):
         table.add_column(name, justify="right")
     for number, hop in enumerate(found.hops, start=1):

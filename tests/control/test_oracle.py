@@ -215,3 +215,14 @@ async def test_a_page_of_another_site_cannot_change_anything(
     got, _, _ = await face.ask("POST", "/v1/shelves/1:archive", headers, b"")
     assert got == status
     assert len(face.oracle.received) == (1 if status == 200 else 0)
+
+
+async def test_a_stream_past_its_deadline_ends_with_an_error_line(face: Face) -> None:
+    status, headers, text = await face.ask(
+        "GET", "/v1/stream?count=1000&millis=20", {"Grpc-Timeout": "300m"}, None
+    )
+    *messages, last = [json.loads(line) for line in text.splitlines()]
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert messages
+    assert all(set(message) == {"result"} for message in messages)
+    assert last["error"]["code"] == 4
