@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshnet.chunk import Answer
-from meshnet.cli.bench.measure import Series, interleave, median_of
+from meshnet.cli.bench.measure import Series, interleave
 from meshnet.cli.bench.report import Advance, Report, Run, Table, progress
 from meshnet.cli.bench.stacks import RAW_BODIES, RAW_POLICIES
 from meshnet.cli.processes import Children
@@ -25,8 +24,8 @@ from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet.model_dir import read_model_dir
 from meshnet.plane.client import PlaneClient
-from meshnet.timing import parse_timings
 from meshnet.topology import Hop, LayerRange, NodeId, Route
+from meshnet_gateway.bench_decode import DECODE_ROUNDS, NOTHING, measure_decode
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 
 __all__ = ["DEFAULT_PREFILLS", "Prefill", "measure_pipeline"]
@@ -34,11 +33,8 @@ __all__ = ["DEFAULT_PREFILLS", "Prefill", "measure_pipeline"]
 _CHUNK_TOKENS: Final = 128
 _DECODE_HOPS: Final = 3
 _DECODE_HIDDEN: Final = 576
-_DECODE_ROUNDS: Final = 15
-_PAUSE_S: Final = 0.030
 _PROMPT_TOKENS: Final = 2048
 _HIDDEN: Final = Want("hidden")
-_NOTHING: Final = Want("none")
 _TOP: Final = Want("top", 32)
 
 
@@ -97,9 +93,9 @@ async def measure_pipeline(
     rounds = run.rounds(7)
     total = len(prefills) * len(windows) * rounds
     if run.model is None:
-        total += 2 * _DECODE_HOPS * run.rounds(_DECODE_ROUNDS)
+        total += 2 * _DECODE_HOPS * run.rounds(DECODE_ROUNDS)
     else:
-        total += len(windows) * run.rounds(5) + 2 * run.rounds(_DECODE_ROUNDS)
+        total += len(windows) * run.rounds(5) + 2 * run.rounds(DECODE_ROUNDS)
     with progress("pipeline", total) as advance:
         for prefill in prefills:
             await _measure_prefill(prefill, windows, rounds, table, advance)
@@ -108,7 +104,7 @@ async def measure_pipeline(
             backend = ["--backend", "stub", "--hidden-size", str(_DECODE_HIDDEN)]
             async with _route(layers, backend) as (client, route):
                 routes = [route[: i + 1] for i in range(_DECODE_HOPS)]
-                await _measure_decode(report, "stub", client, routes, _HIDDEN, run, advance)
+                await measure_decode(report, "stub", client, routes, _HIDDEN, run, advance)
         else:
             await _measure_model(report, run.model, windows, run, advance)
     return report
@@ -131,7 +127,7 @@ async def _measure_prefill(
     async with _route(layers, backend) as (client, route):
 
         async def prompt(window: int | None) -> list[float]:
-            seconds, _ = await _forward(client, route, tensor, window, _NOTHING)
+            seconds, _ = await _forward(client, route, tensor, window, NOTHING)
             return [seconds]
 
         _, answers = await _forward(client, route, tensor, None, _HIDDEN)
@@ -156,109 +152,10 @@ async def _forward(
     pipeline = RoutePipeline(client, route, settings, max_tokens=tensor.shape[1])
     try:
         started = time.perf_counter()
-        answers = await pipeline.forward(tensor, want, others=_NOTHING)
+        answers = await pipeline.forward(tensor, want, others=NOTHING)
         return time.perf_counter() - started, answers
     finally:
         await pipeline.close()
-
-
-@dataclass
-class _Steps:
-    """Decode steps of one session, in milliseconds.
-
-    Attributes:
-        pipeline: of the session.
-        want: of each step.
-        pause_s: rest before each step.
-    """
-
-    pipeline: RoutePipeline
-    want: Want
-    pause_s: float
-    step_ms: list[float] = field(default_factory=list)
-    compute_ms: list[float] = field(default_factory=list)
-    waiting_ms: list[float] = field(default_factory=list)
-
-    async def take(self, count: int) -> list[float]:
-        """Take `count` steps; gives of each what is not computing, per hop."""
-        overheads = []
-        token = np.array([[1]], dtype=np.int32)
-        for _ in range(count):
-            if self.pause_s:
-                await asyncio.sleep(self.pause_s)
-            started = time.perf_counter()
-            answers = await self.pipeline.forward(token, self.want)
-            step_ms = (time.perf_counter() - started) * 1e3
-            timings = parse_timings(answers[-1].header.server_timing)
-            compute_ms = sum(hop.compute_ms for hop in timings)
-            self.step_ms.append(step_ms)
-            self.compute_ms.append(compute_ms)
-            self.waiting_ms.append(sum(hop.queue_ms for hop in timings))
-            overheads.append((step_ms - compute_ms) / len(self.pipeline.route))
-        return overheads
-
-
-async def _measure_decode(
-    report: Report,
-    name: str,
-    client: PlaneClient,
-    routes: Sequence[Route],
-    want: Want,
-    run: Run,
-    advance: Advance,
-) -> None:
-    """Measure decode steps on each route, one after the other and after rests.
-
-    ``decode`` of the report is the last route's, without rests.
-    """
-    table = Table("decode steps: milliseconds", _DECODE_COLUMNS, section="decode_steps")
-    report.tables.append(table)
-    prompt = np.ones((1, 16), dtype=np.int32)
-    for pause_s, most in ((0.0, 20), (_PAUSE_S, 8)):
-        async with AsyncExitStack() as stack:
-            steps = {}
-            for route in routes:
-                pipeline = RoutePipeline(client, route, PipelineSettings())
-                stack.push_async_callback(pipeline.close)
-                await pipeline.forward(prompt, want, others=_NOTHING)
-                steps[str(len(route))] = _Steps(pipeline, want, pause_s)
-            count = max(4, most // run.divisor)
-            blocks = {hops: partial(taken.take, count) for hops, taken in steps.items()}
-            series = await interleave(blocks, run.rounds(_DECODE_ROUNDS), advance)
-        for hops, taken in steps.items():
-            _add_decode(table, name, taken, series[hops])
-        if not pause_s:
-            report.facts["decode"] = table.data[-1]
-
-
-def _add_decode(table: Table, name: str, steps: _Steps, overhead: Series) -> None:
-    num_hops = len(steps.pipeline.route)
-    row = {
-        "hops": num_hops,
-        "overhead_per_hop_ms_p50": overhead.median,
-        "overhead_per_hop_ms_p25": overhead.percentile(25),
-        "overhead_per_hop_ms_p75": overhead.percentile(75),
-        "overhead_per_hop_ms_p99": overhead.percentile(99),
-        "step_ms_p50": median_of(steps.step_ms),
-        "compute_ms_p50": median_of(steps.compute_ms),
-        "waiting_per_hop_ms_p50": median_of(steps.waiting_ms) / num_hops,
-        "rest_ms": steps.pause_s * 1e3,
-        "nodes": name,
-        "num_steps": len(overhead.values),
-    }
-    table.data.append(row)
-    table.rows.append(
-        (
-            f"{name}, {num_hops} hop{'s' if num_hops > 1 else ''}",
-            f"{steps.pause_s * 1e3:.0f}",
-            f"{row['step_ms_p50']:.3f}",
-            f"{row['compute_ms_p50']:.3f}",
-            f"{overhead.median:.3f}",
-            f"{overhead.percentile(25):.3f} to {overhead.percentile(75):.3f}",
-            f"{overhead.percentile(99):.3f}",
-            f"{row['waiting_per_hop_ms_p50']:.3f}",
-        )
-    )
 
 
 async def _measure_model(
@@ -284,7 +181,7 @@ async def _measure_model(
         await first_token(None)
         blocks = {str(window): partial(first_token, window) for window in windows}
         series = await interleave(blocks, run.rounds(5), advance)
-        await _measure_decode(report, name, client, [route], _TOP, run, advance)
+        await measure_decode(report, name, client, [route], _TOP, run, advance)
     table = Table(
         f"{name}: {_PROMPT_TOKENS} tokens to the first token over {len(route)} nodes",
         ("window", "ms", "lowest", "highest", "/ window 1"),
@@ -381,16 +278,6 @@ _PREFILL_COLUMNS: Final = (
     "quartiles",
     "ideal",
     "/ ideal",
-)
-_DECODE_COLUMNS: Final = (
-    "nodes",
-    "rest",
-    "step",
-    "compute",
-    "overhead a hop",
-    "quartiles",
-    "p99",
-    "of it waiting",
 )
 _NOTES: Final = (
     "ideal is (chunks + stages - 1) x a stage's time: no transfer takes any time.",

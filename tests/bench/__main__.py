@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from meshnet.cli.bench.commands import measure
-from meshnet.cli.bench.wire import WirePlan, measure_wire
+from meshnet.cli.bench.wire import measure_wire
+from meshnet.cli.bench.wire_cases import WirePlan
 from meshnet.cli.bench.wire_plot import plot_wire
 from meshnet.errors import MeshError
 from meshnet.model_dir import read_model_dir

@@ -7,7 +7,8 @@ import pytest
 
 from meshnet.cli.bench import wire
 from meshnet.cli.bench.report import Run
-from meshnet.cli.bench.wire import STACKS, WirePlan, measure_wire
+from meshnet.cli.bench.wire import measure_wire
+from meshnet.cli.bench.wire_cases import STACKS, WirePlan
 from tests.e2e.commands import meshnet, meshnet_json, running
 
 FIGURES = {"p50_us", "p99_us", "added_us", "ratio_to_raw", "cpu_s_per_gib"}

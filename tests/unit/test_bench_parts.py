@@ -19,7 +19,7 @@ from meshnet.cli.bench.measure import Series
 from meshnet.cli.bench.placement import Placement, cpu_seconds, default_placement, placed
 from meshnet.cli.bench.plot import Bar, BarGroup, draw_bars
 from meshnet.cli.bench.report import Report, Table, format_us
-from meshnet.cli.bench.wire import STACKS, shape_of
+from meshnet.cli.bench.wire_cases import STACKS, WirePlan, plan_cases, shape_of
 from meshnet.errors import ConfigError
 from meshnet_gateway.bench_pipeline import Prefill
 
@@ -193,3 +193,25 @@ def test_a_file_of_something_else_is_named(tmp_path, content, message):
 def test_a_file_that_is_missing_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.npy: No such file"):
         read_activations(tmp_path / "missing.npy")
+
+
+def test_a_plan_becomes_cases():
+    plan = WirePlan(sizes=(64, 1 << 20))
+    cases = plan_cases(plan, ("raw", "meshnet", "zmq"), Placement.TWO)
+    found = [(case.section, case.num_bytes, case.placement, len(case.stacks)) for case in cases]
+    assert found == [
+        ("results", 64, Placement.TWO, 3),
+        ("results", 1 << 20, Placement.TWO, 3),
+        ("one_core", 64, Placement.ONE, 3),
+        ("idle", 64, Placement.TWO, 3),
+        ("busy_node", 64, Placement.FREE, 2),
+    ]
+    assert [case.pause_s > 0 for case in cases] == [False, False, False, True, False]
+    assert [case.busy for case in cases] == [False, False, False, False, True]
+
+
+def test_a_plan_without_extras_or_two_cores_has_fewer_cases():
+    plan = WirePlan(sizes=(64,), extras=False)
+    assert len(plan_cases(plan, ("raw", "meshnet"), Placement.TWO)) == 1
+    free = plan_cases(WirePlan(sizes=(64,)), ("raw", "meshnet"), Placement.FREE)
+    assert [case.section for case in free] == ["results", "idle", "busy_node"]

@@ -14,7 +14,8 @@ from meshnet.cli.bench.codec import measure_codec
 from meshnet.cli.bench.hop import measure_hop
 from meshnet.cli.bench.placement import Placement
 from meshnet.cli.bench.report import Report, Run, describe_machine, print_report
-from meshnet.cli.bench.wire import DEFAULT_SIZES, STACKS, WirePlan, measure_wire, shape_of
+from meshnet.cli.bench.wire import measure_wire
+from meshnet.cli.bench.wire_cases import DEFAULT_SIZES, STACKS, WirePlan, shape_of
 from meshnet.cli.bench.wire_plot import plot_wire
 from meshnet.cli.output import Json
 from meshnet.errors import ConfigError

@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 
+from meshnet.errors import ConfigError
+
 __all__ = ["Placement", "cpu_seconds", "default_placement", "placed"]
 
 
@@ -37,16 +39,22 @@ def placed(placement: Placement, servers: Iterable[int]) -> Iterator[None]:
     """Pin this process and `servers`, by process id, with all their threads.
 
     Raises:
-        OSError: pinning is not possible here.
+        ConfigError: that is not possible here.
     """
     if placement is Placement.FREE:
         yield
         return
     cores = _two_cores()
     if not cores:
-        raise OSError("processes cannot be pinned to cores on this system")
+        raise ConfigError(
+            f"--placement: {placement}; expected free, since this system pins no processes",
+            field="--placement",
+        )
     if placement is Placement.TWO and len(cores) < 2:
-        raise OSError("there is only one core")
+        raise ConfigError(
+            f"--placement: {placement}; expected free or one-core, since there is only one",
+            field="--placement",
+        )
     allowed = os.sched_getaffinity(0)
     pids = list(servers)
     _pin(os.getpid(), {cores[0]})

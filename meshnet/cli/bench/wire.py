@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from meshnet.cli.bench.echo import EchoStack, missing
 from meshnet.cli.bench.measure import Series, interleave
-from meshnet.cli.bench.placement import Placement, cpu_seconds, default_placement, placed
+from meshnet.cli.bench.placement import cpu_seconds, default_placement, placed
 from meshnet.cli.bench.report import Advance, Report, Run, Table, format_ratio, format_us, progress
 from meshnet.cli.bench.stacks import (
     CLIENTS,
@@ -24,73 +24,23 @@ from meshnet.cli.bench.stacks import (
     Transport,
     time_round_trips,
 )
-from meshnet.cli.processes import Children
-from meshnet.errors import Code, ConfigError, MeshError
-
-__all__ = ["DEFAULT_SIZES", "STACKS", "WirePlan", "measure_wire", "shape_of"]
-
-OURS: Final = "meshnet"
-RAW: Final = EchoStack.RAW.value
-STACKS: Final = (
-    RAW,
+from meshnet.cli.bench.wire_cases import (
+    LONG_BYTES,
     OURS,
-    *(stack.value for stack in EchoStack if stack is not EchoStack.RAW),
+    RAW,
+    STACKS,
+    WireCase,
+    WirePlan,
+    plan_cases,
+    shape_of,
 )
-DEFAULT_SIZES: Final = (1152, 32 << 10, 4 << 20, 64 << 20)
-"""A token of hidden 576, a token of hidden 16384, 128 and 2048 tokens of it."""
+from meshnet.cli.processes import Children
+from meshnet.errors import Code, MeshError
 
-_WIDEST: Final = 16384
-_SMALL_BYTES: Final = 64 << 10
-_PAUSE_S: Final = 0.030
+__all__ = ["measure_wire"]
+
 _CACHE_TOKENS: Final = 1 << 40
 _WARM_UPS: Final = 4
-_LONG_ROUND_BYTES: Final = 16 << 20
-_FEWEST: Final = 4
-
-
-@dataclass(frozen=True)
-class WirePlan:
-    """What to compare.
-
-    Attributes:
-        sizes: bytes of a body, each way.
-        placement: of the client and the servers; None takes two cores where there are.
-        stacks: names, of `STACKS`; raw and meshnet are always measured.
-        extras: also measure one core, requests after a rest, and a busy node.
-    """
-
-    sizes: tuple[int, ...] = DEFAULT_SIZES
-    placement: Placement | None = None
-    stacks: tuple[str, ...] = STACKS
-    extras: bool = True
-
-
-@dataclass(frozen=True)
-class _Case:
-    """One comparison: stacks at one size, rhythm and placement."""
-
-    section: str
-    num_bytes: int
-    placement: Placement
-    stacks: tuple[str, ...]
-    pause_s: float = 0.0
-    busy: bool = False
-
-    def title(self) -> str:
-        """Name the case for people."""
-        rhythm = f", after {self.pause_s * 1e3:.0f} ms of rest" if self.pause_s else ""
-        busy = ", a thread of the node holds the interpreter's lock" if self.busy else ""
-        return f"{self.num_bytes:,} B each way, {self.placement}{rhythm}{busy}"
-
-    def effort(self, run: Run) -> tuple[int, int]:
-        """Give the number of rounds, and of requests in each."""
-        if self.num_bytes >= _LONG_ROUND_BYTES:
-            return run.rounds(5), 1
-        if self.pause_s:
-            return run.rounds(12), max(_FEWEST, 8 // run.divisor)
-        if self.num_bytes > _SMALL_BYTES:
-            return run.rounds(12), _FEWEST
-        return run.rounds(20), max(_FEWEST, 100 // run.divisor)
 
 
 @dataclass(frozen=True)
@@ -120,7 +70,7 @@ class _Measured:
         self.num_requests += count
         return seconds
 
-    def cpu_s_per_gib(self, case: _Case) -> float | None:
+    def cpu_s_per_gib(self, case: WireCase) -> float | None:
         """Give the CPU time of both processes for each GiB carried, either way.
 
         None after rests, in which a process also does other things, and where the system
@@ -146,7 +96,7 @@ async def measure_wire(plan: WirePlan, run: Run) -> Report:
     stacks = tuple(name for name in STACKS if name in (RAW, OURS, *plan.stacks))
     away = {name: reason for name in stacks if (reason := _missing(name)) is not None}
     present = tuple(name for name in stacks if name not in away)
-    cases = _cases(plan, present)
+    cases = plan_cases(plan, present, default_placement())
     report = Report("wire: a tensor there and back", _NOTES)
     total = sum(case.effort(run)[0] * len(case.stacks) for case in cases)
     async with Children() as children:
@@ -160,47 +110,12 @@ async def measure_wire(plan: WirePlan, run: Run) -> Report:
     return report
 
 
-def shape_of(num_bytes: int) -> tuple[int, int, int]:
-    """Give the shape of bfloat16 hidden states with so many bytes.
-
-    Raises:
-        ConfigError: there is none of at most 16384 columns.
-    """
-    numbers, odd = divmod(num_bytes, 2)
-    if not odd and 0 < numbers <= _WIDEST:
-        return (1, 1, numbers)
-    if not odd and numbers > 0 and numbers % _WIDEST == 0 and num_bytes <= 256 << 20:
-        return (1, numbers // _WIDEST, _WIDEST)
-    raise ConfigError(
-        f"--sizes: {num_bytes}; expected an even number up to 32768, or a multiple of 32768"
-        " up to 256 MiB",
-        field="--sizes",
-    )
-
-
-def _cases(plan: WirePlan, stacks: tuple[str, ...]) -> list[_Case]:
-    placement = plan.placement or default_placement()
-    cases = [_Case("results", size, placement, stacks) for size in plan.sizes]
-    if not plan.extras:
-        return cases
-    small = [case for case in cases if case.num_bytes <= _SMALL_BYTES]
-    if placement is Placement.TWO:
-        cases += [replace(case, section="one_core", placement=Placement.ONE) for case in small]
-    cases += [replace(case, section="idle", pause_s=_PAUSE_S) for case in small]
-    # The busy thread needs a core: pinned, the node would share one with it.
-    cases += [
-        replace(case, section="busy_node", placement=Placement.FREE, stacks=(RAW, OURS), busy=True)
-        for case in small[-1:]
-    ]
-    return cases
-
-
 def _missing(name: str) -> str | None:
     return None if name == OURS else missing(EchoStack(name))
 
 
 async def _start(
-    children: Children, stacks: Sequence[str], cases: Sequence[_Case]
+    children: Children, stacks: Sequence[str], cases: Sequence[WireCase]
 ) -> dict[tuple[str, int, bool], _Server]:
     """Start a server for each stack; meshnet's are for one width each, idle or busy.
 
@@ -227,7 +142,7 @@ async def _start(
 
 
 async def _measure(
-    case: _Case,
+    case: WireCase,
     servers: dict[tuple[str, int, bool], _Server],
     run: Run,
     advance: Advance,
@@ -259,12 +174,12 @@ async def _measure(
 async def _warm_up(name: str, transport: Transport, tensor: npt.NDArray[Any]) -> None:
     """Open the connection, fill caches, and see that the very bytes come back."""
     sent = tensor.tobytes()
-    for _ in range(1 if len(sent) >= _LONG_ROUND_BYTES else _WARM_UPS):
+    for _ in range(1 if len(sent) >= LONG_BYTES else _WARM_UPS):
         if await transport.round_trip() != sent:
             raise MeshError(Code.DATA_LOSS, f"{name} did not give back the bytes sent")
 
 
-def _table(case: _Case, series: dict[str, Series], measured: dict[str, _Measured]) -> Table:
+def _table(case: WireCase, series: dict[str, Series], measured: dict[str, _Measured]) -> Table:
     columns = (
         "stack",
         "p50",
@@ -315,7 +230,7 @@ def _table(case: _Case, series: dict[str, Series], measured: dict[str, _Measured
     return table
 
 
-def _describe(case: _Case, name: str) -> dict[str, Any]:
+def _describe(case: WireCase, name: str) -> dict[str, Any]:
     return {
         "stack": name,
         "bytes": case.num_bytes,
@@ -325,7 +240,7 @@ def _describe(case: _Case, name: str) -> dict[str, Any]:
     }
 
 
-def _add_missing(table: Table, case: _Case, away: dict[str, str]) -> None:
+def _add_missing(table: Table, case: WireCase, away: dict[str, str]) -> None:
     """Say in a row of its own which stack was not measured, and why."""
     figures = ("p50_us", "p99_us", "added_us", "ratio_to_raw", "cpu_s_per_gib")
     for name, reason in away.items():
