@@ -215,16 +215,17 @@ def _balanced(spans: Sequence[Span], priced: PricedShards) -> list[Span]:
 
 
 def _cut(spans: Sequence[Span], priced: PricedShards) -> list[Span]:
+    if len(spans) == 1:
+        return list(spans)
     first, last = spans[0].start, spans[-1].end
-    links = priced.problem.links
-    starts, ends = links.start.tolist(), links.end.tolist()
+    starts, ends = priced.problem.links.start, priced.problem.links.end
     low = [first]
     for span in spans[1:]:
-        low.append(max(starts[span.node], low[-1] + 1))
+        low.append(max(int(starts[span.node]), low[-1] + 1))
     low.append(last)
     high = [last]
     for span in reversed(spans[:-1]):
-        high.append(min(ends[span.node], high[-1] - 1))
+        high.append(min(int(ends[span.node]), high[-1] - 1))
     high = [first, *reversed(high)]
     cuts: list[int] = []
     for share in range(-(-(last - first) // len(spans)), last - first + 1):

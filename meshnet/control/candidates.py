@@ -26,7 +26,7 @@ class Candidates:
 
     def __init__(self) -> None:
         self.nodes: Mapping[NodeId, pb.Node] = {}
-        self._seen: dict[str, tuple[pb.Node, tuple[Candidate, ...]]] = {}
+        self._seen: dict[str, tuple[pb.Node, NodeId, tuple[Candidate, ...]]] = {}
         self._nodes: tuple[pb.Node, ...] = ()
         self._table = RouteTable(())
 
@@ -39,10 +39,12 @@ class Candidates:
         for node in nodes:
             name = node.name
             known = self._seen.get(name)
-            seen[name] = known if known and known[0] is node else (node, candidates_of(node))
+            if known is None or known[0] is not node:
+                known = node, node_id(node), candidates_of(node)
+            seen[name] = known
         self._seen, self._nodes = seen, nodes
-        self.nodes = {NodeId(name.removeprefix("nodes/")): each for name, (each, _) in seen.items()}
-        self._table = RouteTable((c for _, found in seen.values() for c in found), self._table)
+        self.nodes = {key: node for node, key, _ in seen.values()}
+        self._table = RouteTable((c for *_, found in seen.values() for c in found), self._table)
         return self._table
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import grpc
 import pytest
 
+from meshnet.control.stubs import route_stub
 from meshnet.errors import MeshError
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import route_service_pb2, types_pb2
@@ -106,20 +108,15 @@ async def test_a_quiet_route_watch_is_kept_alive(start_mesh):
 
 async def test_a_route_watch_hears_of_another_route_alone(mesh):
     await mesh.join("a", (0, 8), port=7081)
-    request = route_service_pb2.WatchRoutesRequest(model=MODEL)
-    from meshnet.control.stubs import route_stub
-
-    channel = await mesh.client._replicas.current.open(5)
-    call = route_stub(channel).WatchRoutes(request)
-    first = await asyncio.wait_for(call.read(), 5)
-    await mesh.beat("a", active_sessions=5)
-    await mesh.join("b", (0, 8), port=7082)
-    second = await asyncio.wait_for(call.read(), 5)
-    assert [route.hops[0].node for route in (*first.routes, *second.routes)] == [
-        "nodes/a",
-        "nodes/b",
-    ]
-    call.cancel()
+    async with grpc.aio.insecure_channel(mesh.addresses.grpc) as channel:
+        call = route_stub(channel).WatchRoutes(route_service_pb2.WatchRoutesRequest(model=MODEL))
+        first = await asyncio.wait_for(call.read(), 5)
+        await mesh.beat("a", active_sessions=5)
+        await mesh.join("b", (0, 8), port=7082)
+        second = await asyncio.wait_for(call.read(), 5)
+        call.cancel()
+    nodes = [route.hops[0].node for route in (*first.routes, *second.routes)]
+    assert nodes == ["nodes/a", "nodes/b"]
 
 
 async def test_a_cordoned_node_is_left_out_by_name(mesh):
