@@ -25,6 +25,7 @@ from meshnet.v1 import types_pb2
 __all__ = ["RouteService"]
 
 MAX_ROUTES: Final = 8
+_MOST: Final = {"wire_versions": 16, "encodings": 16, "exclude_nodes": 1000, "prefer_nodes": 1000}
 _CLASSES: Final = {
     types_pb2.ROUTE_CLASS_UNSPECIFIED: "",
     types_pb2.ROUTE_CLASS_LAN: "lan",
@@ -55,6 +56,9 @@ class RouteService:
         check_required(request)
         check_model(request.model, "model")
         _check_wanted(request.max_routes, request.route_class)
+        for name, limit in _MOST.items():
+            if len(getattr(request, name)) > limit:
+                raise invalid(name, f"{len(getattr(request, name))}: expected at most {limit}")
         snapshot = await self._store.snapshot()
         table = self._candidates.table(snapshot)
         query = RouteQuery(

@@ -129,6 +129,25 @@ CASES = [
     ),
     (
         "meshnet.v1.RouteService/SelectRoute",
+        {"model": MODEL, "wireVersions": list(range(17))},
+        ("POST", "/v1/routes:select", {"model": MODEL, "wire_versions": list(range(17))}),
+    ),
+    (
+        "meshnet.v1.RouteService/SelectRoute",
+        {"model": MODEL, "routeClass": 7},
+        ("POST", "/v1/routes:select", {"model": MODEL, "route_class": 7}),
+    ),
+    (
+        "meshnet.v1.NodeService/Heartbeat",
+        {"name": "nodes/a", "leaseId": "x", "incarnation": "1", "load": {"links": [{}]}},
+        (
+            "POST",
+            "/v1/nodes/a:heartbeat",
+            {"leaseId": "x", "incarnation": 1, "load": {"links": [{}]}},
+        ),
+    ),
+    (
+        "meshnet.v1.RouteService/SelectRoute",
         {"model": MODEL, "excludeNodes": ["nodes/a", "b"]},
         ("POST", "/v1/routes:select", {"model": MODEL, "excludeNodes": ["nodes/a", "b"]}),
     ),
