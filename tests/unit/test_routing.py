@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshnet.candidate import Candidate, Link, RouteQuery
-from meshnet.coverage import left_out, uncovered_layers
+from meshnet.coverage import left_out, uncovered_layers, why_not
 from meshnet.errors import Code, RouteError
 from meshnet.hopcost import (
     ELSEWHERE_US,
@@ -388,6 +388,50 @@ def test_no_route_is_cheaper_than_the_one_selected(mesh, asked):
     assert sum(parts) == route.cost_us
     for gap in uncovered_layers([c for c in mesh if c.digest == route.digest], mesh[0].layer_count):
         pytest.fail(f"{gap} was called uncovered, yet there is a route")
+
+
+@given(
+    node=st.builds(
+        shard,
+        st.just("a"),
+        st.just(0),
+        st.just(8),
+        ready=st.booleans(),
+        free_tokens=st.sampled_from([None, 0, 5, 9]),
+        wire_versions=st.sampled_from([(), (1,), (1, 2)]),
+        region=st.sampled_from(["", "eu"]),
+    ),
+    asked=st.builds(
+        query,
+        exclude=st.frozensets(st.sampled_from("ab")),
+        expected_tokens=st.sampled_from([0, 5, 6]),
+        wire_versions=st.sampled_from([(), (2,), (2, 3)]),
+        region=st.sampled_from(["", "eu", "us"]),
+        route_class=st.sampled_from(["", "lan"]),
+    ),
+)
+def test_a_node_is_used_exactly_if_nothing_is_said_against_it(node, asked):
+    try:
+        used = [stage.node for stage in select([node], asked)[0].stages]
+    except RouteError:
+        used = []
+    assert used == ([] if why_not(node, asked) else ["a"])
+
+
+@given(mesh=meshes(), loads=st.lists(st.integers(0, 9), min_size=5, max_size=5))
+def test_a_table_made_from_an_earlier_one_selects_the_same(mesh, loads):
+    before = RouteTable(mesh)
+    changed = [replace(c, load=load) for c, load in zip(mesh, loads, strict=False)]
+    changed[0] = replace(changed[0], links=())
+
+    def outcome(table):
+        try:
+            return table.select(query(max_routes=3))
+        except RouteError as error:
+            return error.message
+
+    outcome(before)
+    assert outcome(RouteTable(changed, before)) == outcome(RouteTable(changed))
 
 
 def test_a_large_mesh_is_routed_quickly_enough_to_do_it_per_session():
