@@ -179,8 +179,9 @@ async def test_a_watch_begun_at_one_replica_resumes_at_the_other(replicas):
 async def test_a_lease_that_etcd_ends_early_is_made_anew_by_the_next_heartbeat(cluster, replicas):
     one, other = replicas
     lease = await join(one)
-    start = (await other.snapshot()).revision
     await beat(one, lease, active_sessions=1)
+    await eventually(lambda: are_alike(one, other))
+    start = (await other.snapshot()).revision
     await revoke(cluster, lease)
     await eventually(lambda: is_dead(one))
     assert await state(one) == await state(other) == pb.NODE_STATE_READY
