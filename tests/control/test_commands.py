@@ -14,9 +14,13 @@ from typer.testing import CliRunner
 from meshnet.cli import models, nodes, route, status
 from meshnet.cli.models import coverage_bar
 from meshnet.cli.watch import Follower
+from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.client import ControlClient
 from meshnet.errors import ConfigError, MeshError
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import route_service_pb2, types_pb2
+
+NODE = pb.Node(incarnation=1, endpoints=[types_pb2.Endpoint(uri="http://127.0.0.1:7080/forward")])
 
 app = typer.Typer()
 app.add_typer(nodes.app, name="nodes")
@@ -134,6 +138,33 @@ async def test_a_watch_prints_each_change_as_a_line(command, mesh, capsys):
     await asyncio.wait_for(seen("NODE_STATE_DRAINING"), 10)
     watching.cancel()
     await asyncio.wait({watching})
+
+
+async def test_a_watch_outlives_a_restart_and_says_when_changes_were_missed(capsys):
+    printed = {"out": "", "err": ""}
+
+    async def seen(stream: str, wanted: str) -> None:
+        while wanted not in printed[stream]:
+            await asyncio.sleep(0.01)
+            now = capsys.readouterr()
+            printed["out"] += now.out
+            printed["err"] += now.err
+
+    first = ControlServer(ControlSettings(http_port=0, grpc_port=0, close_grace_s=0.1))
+    port = int((await first.start()).grpc.rpartition(":")[2])
+    async with ControlClient(f"grpc://127.0.0.1:{port}") as client:
+        watching = asyncio.create_task(Follower("", 0, load=False, as_json=True).run(client))
+        await client.register("before", NODE)
+        await asyncio.wait_for(seen("out", '"nodes/before"'), 10)
+        await first.close()
+        second = ControlServer(ControlSettings(http_port=0, grpc_port=port, close_grace_s=0.1))
+        await second.start()
+        await client.register("after", NODE)
+        await asyncio.wait_for(seen("out", '"nodes/after"'), 20)
+        await asyncio.wait_for(seen("err", "listing all nodes"), 10)
+        watching.cancel()
+        await asyncio.wait({watching})
+    await second.close()
 
 
 async def test_ids_and_names_complete_from_the_control_plane(mesh, command):
