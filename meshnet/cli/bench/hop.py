@@ -19,7 +19,7 @@ from meshnet.cli.bench.measure import Series, interleave, median_of
 from meshnet.cli.bench.report import Report, Run, Table, format_us, progress
 from meshnet.cli.bench.stacks import RAW_POLICIES, RawSocket, time_round_trips
 from meshnet.cli.processes import Children
-from meshnet.dtypes import BFLOAT16
+from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.grammar import Phase, Want
 from meshnet.plane.client import PlaneClient
@@ -62,7 +62,7 @@ class _Probe:
         num_tokens = self.tensor.shape[1]
         header = ChunkHeader(
             shape=self.tensor.shape,
-            dtype=BFLOAT16,
+            dtype=INT32 if self.tensor.dtype == np.int32 else BFLOAT16,
             session=self.session,
             position=0,
             phase=Phase.DECODE if num_tokens == 1 else Phase.PREFILL,
@@ -119,19 +119,20 @@ async def measure_hop(url: str, run: Run, hidden_size: int | None = None) -> Rep
         children = await stack.enter_async_context(Children())
         echo = await children.start("raw", "bench", "serve", EchoStack.RAW.value)
         echo_address = (await echo.event("ready"))["address"]
+        takes_ids = await _takes_ids(client, address, width)
         report = Report(f"hop: node {health.get('node')} at {address}", _NOTES)
         report.facts["node"] = health
-        table = Table(f"hidden states of {width} in, the same out", _COLUMNS)
+        given = "token ids" if takes_ids else "hidden states"
+        table = Table(f"{given} in, hidden states of {width} out", _COLUMNS)
         report.tables.append(table)
         rounds = run.rounds(15)
         with progress("hop", len(TOKENS) * rounds * 2) as advance:
             for num_tokens in TOKENS:
-                random = np.random.default_rng(1)
-                tensor = random.standard_normal((1, num_tokens, width), np.float32)
-                tensor = tensor.astype(ml_dtypes.bfloat16)
+                hidden = _hidden_states(num_tokens, width)
+                tensor = np.zeros((1, num_tokens), np.int32) if takes_ids else hidden
                 session = SessionId(str(uuid.uuid4()))
                 probe = _Probe(client, address, NodeId("node"), tensor, session)
-                raw = RawSocket(echo_address, tensor)
+                raw = RawSocket(echo_address, hidden)
                 try:
                     slow = max(await probe.take(_WARM_UPS))
                     await time_round_trips(raw, _WARM_UPS, 0.0)
@@ -146,8 +147,32 @@ async def measure_hop(url: str, run: Run, hidden_size: int | None = None) -> Rep
                 finally:
                     await raw.close()
                     await client.release(address, session)
-                _add_row(table, tensor, probe, series)
+                _add_row(table, hidden.nbytes, probe, series)
     return report
+
+
+def _hidden_states(num_tokens: int, width: int) -> npt.NDArray[Any]:
+    random = np.random.default_rng(1)
+    return random.standard_normal((1, num_tokens, width), np.float32).astype(ml_dtypes.bfloat16)
+
+
+async def _takes_ids(client: PlaneClient, address: str, width: int) -> bool:
+    """Try hidden states; a model's first shard takes token ids in their place.
+
+    Raises:
+        MeshError: the node refuses the chunk for another reason.
+    """
+    session = SessionId(str(uuid.uuid4()))
+    probe = _Probe(client, address, NodeId("node"), _hidden_states(1, width), session)
+    try:
+        await probe.take(1)
+    except MeshError as error:
+        if error.field != "X-Meshnet-Dtype":
+            raise
+        return True
+    finally:
+        await client.release(address, session)
+    return False
 
 
 async def _health(client: PlaneClient, address: str) -> dict[str, Any]:
@@ -179,13 +204,12 @@ def _hidden_size(health: dict[str, Any]) -> int:
     return width
 
 
-def _add_row(
-    table: Table, tensor: npt.NDArray[Any], probe: _Probe, series: dict[str, Series]
-) -> None:
+def _add_row(table: Table, num_bytes: int, probe: _Probe, series: dict[str, Series]) -> None:
     node, raw = series["node"], series["raw"]
     row = {
-        "tokens": tensor.shape[1],
-        "bytes": tensor.nbytes,
+        "tokens": probe.tensor.shape[1],
+        "bytes": num_bytes,
+        "bytes_in": probe.tensor.nbytes,
         "p50_us": node.median * 1e6,
         "p99_us": node.percentile(99) * 1e6,
         "compute_us": median_of(probe.compute_us),
@@ -224,7 +248,7 @@ _NOTES: Final = (
         " node reports: network, framing and handling."
     ),
     (
-        "TCP here is an echo of as many bytes between two processes of this machine: no network"
-        " is as fast."
+        "TCP here is an echo of as many bytes as the hidden states, between two processes of this"
+        " machine: no network is as fast."
     ),
 )
