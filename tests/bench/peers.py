@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
+from meshnet.plane.caller import Caller
 from meshnet.plane.server import PlaneServer
 from meshnet.topology import LayerRange, NodeId, SessionId
 from meshnet.wire import AnswerHeader
@@ -78,7 +79,7 @@ def _serve_raw(num_bytes: int) -> None:
 class _EchoHandler:
     """Answers hidden states as they came: a node without sessions or a thread that computes."""
 
-    async def forward(self, chunk: Chunk) -> Answer:
+    def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         header = chunk.header
         return Answer(
             AnswerHeader(
@@ -91,10 +92,10 @@ class _EchoHandler:
             chunk.tensor,
         )
 
-    async def release(self, session: SessionId) -> None:
+    def release(self, session: SessionId) -> None:
         """Hold nothing."""
 
-    async def get(self, path: str) -> None:
+    def get(self, path: str) -> None:
         """Serve nothing."""
 
 

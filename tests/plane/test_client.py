@@ -25,6 +25,7 @@ from meshnet.errors import (
     UnknownSessionError,
     WireError,
 )
+from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.server import PlaneServer
 from meshnet.topology import NodeId
@@ -144,7 +145,7 @@ async def test_any_bits_of_any_size_come_back(shape: tuple[int, ...]) -> None:
 
 async def test_no_tensor_is_none() -> None:
     class Silent(EchoHandler):
-        async def forward(self, chunk: Chunk) -> Answer:
+        def forward(self, chunk: Chunk, caller: Caller) -> Answer:
             return answer_to(chunk, None)
 
     client = new_client()
@@ -170,7 +171,7 @@ async def test_no_tensor_is_none() -> None:
 )
 async def test_errors_cross_the_plane(error: MeshError) -> None:
     class Failing(EchoHandler):
-        async def forward(self, chunk: Chunk) -> Answer:
+        def forward(self, chunk: Chunk, caller: Caller) -> Answer:
             raise error
 
     client = new_client()

@@ -1,0 +1,300 @@
+"""One TCP connection of a thread: blocking calls, bodies in place, one deadline.
+
+The kernel waits, not Python: a receive of a body is one call (MSG_WAITALL), and timeouts
+are the socket's own (SO_RCVTIMEO, SO_SNDTIMEO), since ``settimeout`` would put a poll
+before each call and end MSG_WAITALL. They are set anew only where they would reach past
+the deadline, so that requests that follow one another set none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from meshnet.dtypes import Body
+from meshnet.plane.dial import set_up
+from meshnet.plane.inbox import ConnectionEndedError, Inbox, Reading
+
+__all__ = ["Stream", "TlsStream"]
+
+_FIRST_RECEIVE_BYTES: Final = 4096
+"""Enough for a head; more of a body that came with it would be copied from here to its place."""
+_SOON_S: Final = 0.05
+
+_T = TypeVar("_T")
+
+
+class Stream:
+    """A connected blocking socket. One thread reads and sends; any may call `abort`.
+
+    Attributes:
+        inbox: what was received and not read yet.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        set_up(sock)
+        self.inbox = Inbox()
+        self._sock = sock
+        self._deadline: float | None = None
+        self._kernel_s: dict[int, float] = {}
+
+    def fileno(self) -> int:
+        """Give the socket's descriptor."""
+        return self._sock.fileno()
+
+    def begin(self) -> None:
+        """Do what must come before the first message: nothing here, TLS's handshake there.
+
+        Raises:
+            OSError: the other end's certificate, or ours, is not accepted; or it broke.
+            TimeoutError: the deadline passed.
+        """
+
+    def set_deadline(self, seconds: float | None) -> None:
+        """Let whatever waits from now on fail after `seconds`; None ends that."""
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    def run(self, reading: Reading[_T]) -> _T:
+        """Read one thing of a message.
+
+        Raises:
+            ConnectionEndedError: the connection ended first.
+            TimeoutError: the deadline passed.
+        """
+        try:
+            while True:
+                target = next(reading)
+                if target is None:
+                    self.receive()
+                else:
+                    self._fill(target)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+    def receive(self) -> None:
+        """Wait until the inbox has grown, or the connection has ended.
+
+        Raises:
+            ConnectionEndedError: it had ended before.
+            TimeoutError: the deadline passed.
+        """
+        inbox = self.inbox
+        if inbox.failure is not None:
+            raise ConnectionEndedError(str(inbox.failure)) from inbox.failure
+        space = inbox.space()
+        try:
+            inbox.add(self._receive_into(space if inbox.buffered else space[:_FIRST_RECEIVE_BYTES]))
+        except TimeoutError:
+            raise
+        except OSError as error:
+            inbox.failure = error
+
+    def send(self, head: bytes, body: Body = b"") -> None:
+        """Send a head and its body, never joined.
+
+        Raises:
+            OSError: the connection broke.
+            TimeoutError: the deadline passed.
+        """
+        pieces = self._send_some([head, body])
+        while pieces:
+            pieces = self._send_some(pieces)
+
+    def send_unless_answered(self, head: bytes, body: Body) -> bool:
+        """Send as `send` does, until the other end sends something; False where it did.
+
+        Raises:
+            OSError: the connection broke.
+            TimeoutError: the deadline passed.
+        """
+        pieces: list[Body] = [head, body]
+        while pieces:
+            try:
+                pieces = self._send_now(pieces)
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                if self._await(select.POLLIN | select.POLLOUT) & ~select.POLLOUT:
+                    return False
+        return True
+
+    def is_reusable(self) -> bool:
+        """Tell, by one non-blocking look at the socket, whether an idle connection still serves."""
+        if self.inbox.failure is not None or self.inbox.buffered:
+            return False
+        try:
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def linger(self, seconds: float) -> None:
+        """Close so that the other end can still read what was sent.
+
+        Closing while bytes wait unread makes the kernel reset the connection, and the
+        other end loses the answer; so they are read and dropped until it closes, for at
+        most `seconds`. Source: RFC 9112, section 9.6.
+        """
+        self.set_deadline(seconds)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            while True:
+                self.inbox.consume(self.inbox.buffered)
+                self.receive()
+
+    def stop_reading(self) -> None:
+        """Let a thread that waits for more to read find the end of the stream."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RD)
+
+    def abort(self) -> None:
+        """Let whatever thread waits on this connection fail now."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close; not while another thread waits on it (see `abort`)."""
+        self._sock.close()
+
+    def _fill(self, target: memoryview) -> None:
+        """Receive until `target` is full, without a copy."""
+        while target:
+            count = self._receive_into(target, socket.MSG_WAITALL)
+            if count == 0:
+                self.inbox.add(0)
+                raise ConnectionEndedError(str(self.inbox.failure))
+            self.inbox.received += count
+            target = target[count:]
+
+    def _receive_into(self, target: memoryview, flags: int = 0) -> int:
+        while True:
+            self._bound(socket.SO_RCVTIMEO)
+            try:
+                return self._sock.recv_into(target, 0, flags)
+            except BlockingIOError:
+                continue
+
+    def _send_some(self, pieces: list[Body]) -> list[Body]:
+        """Send what goes; gives what is left."""
+        self._bound(socket.SO_SNDTIMEO)
+        try:
+            return _rest(pieces, self._sock.sendmsg(pieces))
+        except BlockingIOError:
+            return pieces
+
+    def _send_now(self, pieces: list[Body]) -> list[Body]:
+        """Send what goes without waiting; gives what is left.
+
+        Raises:
+            BlockingIOError: nothing does.
+        """
+        return _rest(pieces, self._sock.sendmsg(pieces, (), socket.MSG_DONTWAIT))
+
+    def _remaining(self) -> float | None:
+        """Give the seconds to the deadline.
+
+        Raises:
+            TimeoutError: it has passed.
+        """
+        if self._deadline is None:
+            return None
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        return remaining
+
+    def _bound(self, option: int) -> None:
+        """Let the kernel's wait end by the deadline; it may end before, and is then repeated."""
+        remaining = self._remaining()
+        now = self._kernel_s.get(option, 0.0)
+        if remaining is None:
+            wanted = 0.0  # for ever
+            if now == 0.0:
+                return
+        elif now and remaining / 8 <= now <= remaining:
+            return
+        else:
+            wanted = remaining if remaining < _SOON_S else remaining / 2
+        self._kernel_s[option] = wanted
+        microseconds = 0 if wanted == 0.0 else max(1, int(wanted * 1e6))
+        value = struct.pack("ll", *divmod(microseconds, 1_000_000))
+        self._sock.setsockopt(socket.SOL_SOCKET, option, value)
+
+    def _await(self, events: int) -> int:
+        """Wait for events of the socket; gives those that came.
+
+        Raises:
+            TimeoutError: the deadline passed.
+        """
+        poller = select.poll()
+        poller.register(self._sock, events)
+        while True:
+            remaining = self._remaining()
+            found = poller.poll(None if remaining is None else remaining * 1e3)
+            if found:
+                return found[0][1]
+
+
+class TlsStream(Stream):
+    """The same through TLS.
+
+    A TLS socket knows neither MSG_WAITALL nor the kernel's timeouts, so that it is
+    non-blocking and waits by poll. Bodies are still decrypted into their place.
+    """
+
+    _sock: ssl.SSLSocket
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        super().__init__(sock)
+        sock.setblocking(False)
+
+    def begin(self) -> None:
+        """Make the handshake."""
+        self._repeat(self._sock.do_handshake)
+
+    def is_reusable(self) -> bool:
+        """Tell whether an idle connection still serves: nothing may be there to read."""
+        if self.inbox.failure is not None or self.inbox.buffered:
+            return False
+        try:
+            self._sock.recv(1)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _receive_into(self, target: memoryview, flags: int = 0) -> int:
+        return self._repeat(lambda: self._sock.recv_into(target))
+
+    def _send_some(self, pieces: list[Body]) -> list[Body]:
+        return self._repeat(lambda: self._send_now(pieces))
+
+    def _send_now(self, pieces: list[Body]) -> list[Body]:
+        return _rest(pieces, self._sock.send(pieces[0]))
+
+    def _repeat(self, work: Callable[[], _T]) -> _T:
+        """Do `work` as often as TLS has to wait for the socket."""
+        while True:
+            try:
+                return work()
+            except ssl.SSLWantReadError:
+                self._await(select.POLLIN)
+            except ssl.SSLWantWriteError:
+                self._await(select.POLLOUT)
+
+
+def _rest(pieces: list[Body], sent: int) -> list[Body]:
+    """Give what is left of `pieces` after `sent` bytes of them."""
+    for index, piece in enumerate(pieces):
+        if sent < len(piece):
+            return [memoryview(piece)[sent:], *pieces[index + 1 :]]
+        sent -= len(piece)
+    return []
