@@ -105,13 +105,15 @@ class PlaneServer:
         if self._accepting is None or self._watcher is None or self._listener is None:
             return
         os.close(self._stop)
-        await asyncio.to_thread(self._end, self._accepting, grace_s)
-        self._listener.close()
+        await asyncio.to_thread(self._end, self._accepting, self._listener, grace_s)
         self._watcher.close()
         self._accepting = None
 
-    def _end(self, accepting: threading.Thread, grace_s: float) -> None:
+    def _end(
+        self, accepting: threading.Thread, listener: socket.socket, grace_s: float
+    ) -> None:
         accepting.join()
+        listener.close()
         for exchange in list(self._exchanges):
             exchange.end_if_idle()
         if self._await_none(max(grace_s, _SETTLE_S)):

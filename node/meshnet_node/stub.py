@@ -74,6 +74,11 @@ class StubBackend:
             cache_bytes_per_token=0,
         )
 
+    @property
+    def keeps_threads(self) -> bool:
+        """It has none."""
+        return False
+
     def open_cache(self) -> Cache:
         """Make a counter."""
         return _StubCache()
