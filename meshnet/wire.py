@@ -6,8 +6,10 @@ Source: proto/WIRE.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -117,6 +119,21 @@ class ChunkHeader:
     def num_bytes(self) -> int:
         """Bytes of the decoded tensor, in unbounded integers."""
         return _num_bytes(self.shape, self.dtype)
+
+    def at(self, position: int | None) -> ChunkHeader:
+        """Give the same header at another position; a third of the time of `replace`."""
+        moved = object.__new__(ChunkHeader)
+        for get, put in _CHUNK_SLOTS:
+            put(moved, get(self))
+        _PUT_POSITION(moved, position)
+        return moved
+
+
+_CHUNK_SLOTS: Final = tuple(
+    (slot.__get__, slot.__set__)
+    for slot in (vars(ChunkHeader)[field.name] for field in fields_of(ChunkHeader))
+)
+_PUT_POSITION: Final = vars(ChunkHeader)["position"].__set__
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,10 +378,7 @@ def _check_size(shape: tuple[int, ...], dtype: str, limits: WireLimits) -> None:
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    product = item_size(dtype)
-    for dimension in shape:
-        product *= dimension
-    return product
+    return item_size(dtype) * math.prod(shape)
 
 
 def _identity(fields: dict[str, str]) -> tuple[SessionId, int, int]:

@@ -12,9 +12,11 @@ from typing import Final, TypeVar
 from meshnet.chunk import Answer, Chunk
 from meshnet.codec import ENCODINGS
 from meshnet.compression import CompressionPolicies
+from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import Code, MeshError, WireError
 from meshnet.grammar import parse_count, parse_session
 from meshnet.plane.bodies import (
+    allocate,
     check_length,
     compress_tensor,
     decompress_body,
@@ -23,10 +25,10 @@ from meshnet.plane.bodies import (
 )
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
-from meshnet.plane.http1 import CONTINUE, RequestHead, build_answer, parse_request
+from meshnet.plane.http1 import CONTINUE, RequestHead, parse_request
 from meshnet.plane.inbox import ConnectionEndedError, read_head
 from meshnet.plane.memo import POSITION, HeadMemo
-from meshnet.plane.reply import Reply, date, late, not_allowed, problem
+from meshnet.plane.reply import Reply, ReplyHeads, late, not_allowed, problem
 from meshnet.plane.stream import Stream
 from meshnet.wire import ChunkHeader, pack_answer, unpack_chunk, view_tensor
 
@@ -54,6 +56,7 @@ class Service:
         limits: granted to callers.
         closing: the server goes away, and each answer is its connection's last.
         chunks: heads of chunks read before.
+        heads: writes those of replies.
     """
 
     handler: PlaneHandler
@@ -64,6 +67,7 @@ class Service:
     chunks: HeadMemo[tuple[RequestHead, ChunkHeader]] = field(
         default_factory=lambda: HeadMemo(POSITION)
     )
+    heads: ReplyHeads = field(default_factory=ReplyHeads)
 
 
 class Exchange:
@@ -114,11 +118,13 @@ class Exchange:
             stream.set_deadline(limits.idle_timeout_s)
             stream.receive()
         self.idle = False
-        stream.set_deadline(limits.read_timeout_s)
         try:
-            head = stream.run(read_head(stream.inbox, limits.max_header_bytes))
+            head = stream.inbox.take_head(limits.max_header_bytes)
             if head is None:
-                return False
+                stream.set_deadline(limits.read_timeout_s)
+                head = stream.run(read_head(stream.inbox, limits.max_header_bytes))
+                if head is None:
+                    return False
             request, header = self._read_head(head)
         except TimeoutError:
             return self._refuse(late("the head", limits.read_timeout_s))
@@ -143,7 +149,7 @@ class Exchange:
             (request, header), value = found
             with contextlib.suppress(ValueError):  # the parsers below say what is wrong with it
                 position = header.position if value is None else parse_count(value.decode())
-                return request, replace(header, position=position)
+                return request, header.at(position)
         return parse_request(head, max_fields=self._service.limits.max_header_count), None
 
     def _refuse(self, error: MeshError) -> bool:
@@ -156,9 +162,7 @@ class Exchange:
         too_long = self._unread is None or self._unread > _DRAIN_BYTES
         close = self._service.closing or not keep_alive or too_long
         length = None if reply.body is None else len(reply.body)
-        head = build_answer(
-            reply.status, [("Date", date(time.time())), *reply.fields], length, close=close
-        )
+        head = self._service.heads.pack(reply, length, time.time(), close=close)
         body = b"" if reply.body is None or method == "HEAD" else reply.body
         stream.set_deadline(limits.write_timeout_s + len(body) / limits.min_bytes_per_s)
         stream.send(head, body)
@@ -220,7 +224,12 @@ class Exchange:
         raw, codec_s = decompress_body(header.encoding, body, header.num_bytes)
         tensor = view_tensor(raw, header.shape, header.dtype)
         chunk = Chunk(header, tensor, wire_bytes=len(body), codec_s=codec_s)
-        answer = self._call(lambda: self._service.handler.forward(chunk, self.caller), _FORWARD)
+        try:
+            answer = self._service.handler.forward(chunk, self.caller)
+        except (MeshError, CallerGoneError):
+            raise
+        except Exception:
+            raise _fault(_FORWARD) from None
         return self._pack(answer, header)
 
     def _receive(self, request: RequestHead, header: ChunkHeader) -> memoryview:
@@ -235,6 +244,12 @@ class Exchange:
                 field="Content-Length",
                 code=Code.LENGTH_REQUIRED,
             )
+        length = request.content_length
+        if length is not None and stream.inbox.buffered >= length:
+            self._unread = 0
+            body = allocate(length)
+            stream.inbox.take_into(body)
+            return body
         timeout_s = limits.read_timeout_s + header.num_bytes / limits.min_bytes_per_s
         stream.set_deadline(timeout_s)
         if request.expects_continue and not stream.inbox.buffered:
@@ -266,10 +281,7 @@ class Exchange:
         except (MeshError, CallerGoneError):
             raise
         except Exception:
-            logger.exception("handler failed on %s", path)
-            raise MeshError(
-                Code.INTERNAL, "the node failed on this request; its log says why"
-            ) from None
+            raise _fault(path) from None
 
     def _pack(self, answer: Answer, asked: ChunkHeader) -> Reply:
         header, tensor = answer.header, answer.tensor
@@ -279,8 +291,19 @@ class Exchange:
             logger.error("answer of %d bytes for a header of %s", tensor.nbytes, header)
             raise MeshError(Code.INTERNAL, "the node made an answer unlike its own header")
         service = self._service
-        policy = service.policies.for_condition(service.route_condition, asked.phase.value)
-        body, encoding = compress_tensor(tensor, policy, asked.accept_encoding)
+        body: Body
+        encoding = None
+        if asked.accept_encoding:
+            policy = service.policies.for_condition(service.route_condition, asked.phase.value)
+            body, encoding = compress_tensor(tensor, policy, asked.accept_encoding)
+        else:
+            body = view_bytes(tensor)
         if encoding != header.encoding:
             header = replace(header, encoding=encoding)
-        return Reply(200, pack_answer(header), body)
+        return Reply(200, [], body, header)
+
+
+def _fault(path: str) -> MeshError:
+    """Log the handler's exception; gives the error to answer instead."""
+    logger.exception("handler failed on %s", path)
+    return MeshError(Code.INTERNAL, "the node failed on this request; its log says why")

@@ -109,9 +109,7 @@ class PlaneServer:
         self._watcher.close()
         self._accepting = None
 
-    def _end(
-        self, accepting: threading.Thread, listener: socket.socket, grace_s: float
-    ) -> None:
+    def _end(self, accepting: threading.Thread, listener: socket.socket, grace_s: float) -> None:
         accepting.join()
         listener.close()
         for exchange in list(self._exchanges):

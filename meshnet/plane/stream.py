@@ -42,7 +42,7 @@ class Stream:
         self.inbox = Inbox()
         self._sock = sock
         self._deadline: float | None = None
-        self._kernel_s: dict[int, float] = {}
+        self._waits_s = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
 
     def fileno(self) -> int:
         """Give the socket's descriptor."""
@@ -103,7 +103,7 @@ class Stream:
             OSError: the connection broke.
             TimeoutError: the deadline passed.
         """
-        pieces = self._send_some([head, body])
+        pieces: list[Body] = [head, body]
         while pieces:
             pieces = self._send_some(pieces)
 
@@ -185,9 +185,10 @@ class Stream:
         """Send what goes; gives what is left."""
         self._bound(socket.SO_SNDTIMEO)
         try:
-            return _rest(pieces, self._sock.sendmsg(pieces))
+            sent = self._sock.sendmsg(pieces)
         except BlockingIOError:
             return pieces
+        return [] if sent == sum(map(len, pieces)) else _rest(pieces, sent)
 
     def _send_now(self, pieces: list[Body]) -> list[Body]:
         """Send what goes without waiting; gives what is left.
@@ -212,18 +213,20 @@ class Stream:
 
     def _bound(self, option: int) -> None:
         """Let the kernel's wait end by the deadline; it may end before, and is then repeated."""
-        remaining = self._remaining()
-        now = self._kernel_s.get(option, 0.0)
-        if remaining is None:
-            wanted = 0.0  # for ever
-            if now == 0.0:
-                return
-        elif now and remaining / 8 <= now <= remaining:
+        wait_s = self._waits_s[option]
+        if self._deadline is None:
+            if wait_s:
+                self._set_wait(option, 0.0)  # for ever
             return
-        else:
-            wanted = remaining if remaining < _SOON_S else remaining / 2
-        self._kernel_s[option] = wanted
-        microseconds = 0 if wanted == 0.0 else max(1, int(wanted * 1e6))
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        if not remaining / 8 <= wait_s <= remaining:
+            self._set_wait(option, remaining if remaining < _SOON_S else remaining / 2)
+
+    def _set_wait(self, option: int, seconds: float) -> None:
+        self._waits_s[option] = seconds
+        microseconds = max(1, int(seconds * 1e6)) if seconds else 0
         value = struct.pack("ll", *divmod(microseconds, 1_000_000))
         self._sock.setsockopt(socket.SOL_SOCKET, option, value)
 

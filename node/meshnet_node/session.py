@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 
 from meshnet.errors import CacheFullError, Code, MeshError, PositionError, UnknownSessionError
 from meshnet.plane.caller import Caller
@@ -17,7 +17,7 @@ from meshnet.topology import Hop, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.backend import Cache
 
-__all__ = ["Session", "SessionLimits", "SessionTable"]
+__all__ = ["Session", "SessionLimits", "SessionTable", "Turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,34 @@ class Session:
         self.closed = False
         self.changed = threading.Condition(lock)
 
+    def takes(self, header: ChunkHeader) -> bool:
+        """Tell whether a chunk may be computed now."""
+        if self.busy or self.closed:
+            return False
+        return header.position is None or header.position <= self.cache.length
+
+
+class Turn:
+    """A chunk's turn in its session: ends with the ``with`` block."""
+
+    __slots__ = ("_position", "_session", "_table")
+
+    def __init__(self, table: SessionTable, session: Session, position: int) -> None:
+        self._table = table
+        self._session = session
+        self._position = position
+
+    def __enter__(self) -> tuple[Session, int]:
+        return self._session, self._position
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._table.end_turn(self._session)
+
 
 class SessionTable:
     """Sessions by id, under one budget of cache tokens.
@@ -97,11 +125,11 @@ class SessionTable:
         """Tokens of the whole budget."""
         return self._limits.cache_tokens
 
-    @contextmanager
-    def turn(self, header: ChunkHeader, caller: Caller) -> Iterator[tuple[Session, int]]:
-        """Wait for a chunk's turn; gives its session and the position to compute at.
+    def turn(self, header: ChunkHeader, caller: Caller) -> Turn:
+        """Wait for a chunk's turn; as a context manager gives its session and position.
 
         The position is at most the cache's length; below it, the user truncates first.
+        The turn ends with the block.
 
         Raises:
             UnknownSessionError: a position above 0 of a session not held here.
@@ -111,19 +139,21 @@ class SessionTable:
                 session is released meanwhile.
             CallerGoneError: `caller` left while this waited.
         """
+        with self._lock:
+            session = self._sessions.get(header.session)
+            if session is not None and session.takes(header):
+                return self._begin_turn(session, header)
         with caller.waking(self._wake_all), self._lock:
             session = self._find(header, caller)
-            position = self._await_position(session, header, caller)
-            try:
-                self._reserve(session, max(header.max_tokens or 0, position + header.num_tokens))
-            except CacheFullError:
-                self._end_turn(session)
-                raise
-        try:
-            yield session, position
-        finally:
-            with self._lock:
-                self._end_turn(session)
+            self._await_position(session, header, caller)
+            return self._begin_turn(session, header)
+
+    def end_turn(self, session: Session) -> None:
+        """Let the next chunk of `session` have its turn."""
+        with self._lock:
+            session.last_used = self._clock()
+            session.busy = False
+            session.changed.notify_all()
 
     def release(self, session_id: SessionId) -> Session | None:
         """Forget a session, give back its cache, end its waiting chunks; None if not held."""
@@ -146,10 +176,11 @@ class SessionTable:
             for session in self._sessions.values():
                 session.changed.notify_all()
 
-    def _end_turn(self, session: Session) -> None:
-        session.last_used = self._clock()
-        session.busy = False
-        session.changed.notify_all()
+    def _begin_turn(self, session: Session, header: ChunkHeader) -> Turn:
+        position = session.cache.length if header.position is None else header.position
+        self._reserve(session, max(header.max_tokens or 0, position + header.num_tokens))
+        session.busy = True
+        return Turn(self, session, position)
 
     def _forget(self, session_id: SessionId) -> Session | None:
         session = self._sessions.pop(session_id, None)
@@ -204,17 +235,19 @@ class SessionTable:
             caller.check()
         return session
 
-    def _await_position(self, session: Session, header: ChunkHeader, caller: Caller) -> int:
-        """Take the session's turn once the chunk's position is not past the cache's end."""
+    def _await_position(self, session: Session, header: ChunkHeader, caller: Caller) -> None:
+        """Wait until no chunk computes and this one's position is not past the cache's end."""
         until: float | None = None
-        while not session.closed:
+        while not session.takes(header):
+            if session.closed:
+                raise MeshError(
+                    Code.ABORTED, f"session {session.id} was released", reason="SESSION_RELEASED"
+                )
             if session.busy:
                 # A chunk that computes is bounded by its own hop's timeout, so that only the
                 # wait for a predecessor that never comes needs a bound here.
                 until = None
                 session.changed.wait()
-            elif header.position is None or header.position <= session.cache.length:
-                break
             else:
                 if until is None:
                     until = time.monotonic() + self._limits.reorder_wait_s
@@ -227,12 +260,6 @@ class SessionTable:
                     )
                 session.changed.wait(remaining)
             caller.check()
-        if session.closed:
-            raise MeshError(
-                Code.ABORTED, f"session {session.id} was released", reason="SESSION_RELEASED"
-            )
-        session.busy = True
-        return session.cache.length if header.position is None else header.position
 
     def _reserve(self, session: Session, tokens: int) -> None:
         """Raise a session's share of the budget to `tokens`."""

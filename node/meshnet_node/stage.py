@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,12 +62,16 @@ class Stage:
         self._scheduler = scheduler
         self._hop_timeout_s = hop_timeout_s
         self._clock = clock
-        self._counting = threading.Lock()
+        self._present: set[object] = set()
         self.num_chunks = 0
         self.num_tokens = 0
         self.compute_s = 0.0
-        self.queue_depth = 0
         self.last_forward = clock()
+
+    @property
+    def queue_depth(self) -> int:
+        """Chunks that wait or compute."""
+        return len(self._present)
 
     def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         """Compute a chunk, and send it on if its route goes on.
@@ -81,8 +84,8 @@ class Stage:
         arrived = self._clock()
         header = chunk.header
         layers, want = plan(self.backend.spec, header, chunk.tensor)
-        with self._counting:
-            self.queue_depth += 1
+        token = object()
+        self._present.add(token)
         try:
             with self.sessions.turn(header, caller) as (session, position):
                 session.next_hop = header.route[0] if header.route else None
@@ -92,13 +95,7 @@ class Stage:
                     urgent=header.phase is Phase.DECODE,
                 )
         finally:
-            with self._counting:
-                self.queue_depth -= 1
-        with self._counting:
-            self.num_chunks += 1
-            self.last_forward = ended
-            self.num_tokens += header.num_tokens
-            self.compute_s += ended - started
+            self._present.discard(token)
         answer = self._send_on(header, position, output, caller) if header.route else None
         now = self._clock()
         wire_out = 0 if output is None else output.nbytes
@@ -149,12 +146,17 @@ class Stage:
         layers: LayerRange,
         want: Want,
     ) -> tuple[npt.NDArray[Any] | None, float, float]:
-        """Run the backend; gives its output, when it began and when it ended."""
+        """Run the backend and count it; gives its output, when it began and when it ended."""
         started = self._clock()
         if position < session.cache.length:
             session.cache.truncate(position)
         output = self.backend.forward(session.cache, tensor, layers=layers, want=want)
-        return output, started, self._clock()
+        ended = self._clock()
+        self.num_chunks += 1
+        self.num_tokens += tensor.shape[1]
+        self.compute_s += ended - started
+        self.last_forward = ended
+        return output, started, ended
 
     def _send_on(
         self,
