@@ -165,6 +165,18 @@ class AnswerHeader:
             return 0
         return _num_bytes(self.shape, self.dtype)
 
+    def timed(self, server_timing: str) -> AnswerHeader:
+        """Give the same header with another Server-Timing; faster than `replace`."""
+        return AnswerHeader(
+            self.shape,
+            self.dtype,
+            self.session,
+            self.chunk_index,
+            self.chunk_total,
+            self.encoding,
+            server_timing,
+        )
+
 
 def unpack_chunk(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> ChunkHeader:
     """Read the header fields of one POST /forward.

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body
+from meshnet.errors import WireError
 from meshnet.grammar import Phase
 from meshnet.plane.connection import Connection
 from meshnet.plane.inbox import Inbox, Reading
@@ -22,8 +23,8 @@ from meshnet.plane.messages import (
     ColdAnswer,
     Received,
     check_released,
-    cold_failures,
-    hop_failures,
+    cold_failure,
+    hop_failure,
     pack_cold,
     pack_request,
     release_path,
@@ -111,7 +112,7 @@ class PlaneClient:
         """
         policy = self._policies.for_condition(self._route_condition, header.phase.value)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        with hop_failures(address, node, timeout_s):
+        try:
             coded_bytes = tensor.nbytes if policy.tries(tensor.nbytes) else 0
             head, body = await _off_loop(
                 coded_bytes, lambda: pack_request(address, header, tensor, policy)
@@ -126,6 +127,8 @@ class PlaneClient:
             )
             if received.error is None:
                 return await _off_loop(received.coded_bytes, received.decode)
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
         raise received.error
 
     async def release(self, address: str, session: SessionId, *, timeout_s: float = 5.0) -> None:
@@ -151,7 +154,7 @@ class PlaneClient:
 
     async def _cold(self, address: str, method: str, target: str, timeout_s: float) -> ColdAnswer:
         deadline = asyncio.get_running_loop().time() + timeout_s
-        with cold_failures(address, timeout_s):
+        try:
             return await self._exchange(
                 address,
                 pack_cold(address, method, target),
@@ -160,6 +163,8 @@ class PlaneClient:
                 deadline,
                 repeatable=True,
             )
+        except (OSError, WireError) as error:
+            raise cold_failure(error, address, timeout_s) from error
 
     async def _exchange(
         self,

@@ -16,7 +16,6 @@ from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import Code, MeshError, WireError
 from meshnet.grammar import parse_count, parse_session
 from meshnet.plane.bodies import (
-    allocate,
     check_length,
     compress_tensor,
     decompress_body,
@@ -149,6 +148,7 @@ class Exchange:
             (request, header), value = found
             with contextlib.suppress(ValueError):  # the parsers below say what is wrong with it
                 position = header.position if value is None else parse_count(value.decode())
+                self.stream.expect(len(head), request.content_length)
                 return request, header.at(position)
         return parse_request(head, max_fields=self._service.limits.max_header_count), None
 
@@ -228,29 +228,27 @@ class Exchange:
             answer = self._service.handler.forward(chunk, self.caller)
         except (MeshError, CallerGoneError):
             raise
-        except Exception:
-            raise _fault(_FORWARD) from None
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises is its own fault
+            raise _fault(_FORWARD, error) from None
         return self._pack(answer, header)
 
     def _receive(self, request: RequestHead, header: ChunkHeader) -> memoryview:
         """Read a chunk's body, whose header has been found good."""
         stream, limits = self.stream, self._service.limits
-        if request.content_length is not None:
-            check_length(header.encoding, header.num_bytes, request.content_length)
+        length, num_bytes = request.content_length, header.num_bytes
+        if length is not None:
+            check_length(header.encoding, num_bytes, length)
         elif not request.chunked:
             raise WireError(
-                f"Content-Length is missing; expected {header.num_bytes}, as shape and dtype say,"
+                f"Content-Length is missing; expected {num_bytes}, as shape and dtype say,"
                 " or Transfer-Encoding: chunked",
                 field="Content-Length",
                 code=Code.LENGTH_REQUIRED,
             )
-        length = request.content_length
         if length is not None and stream.inbox.buffered >= length:
             self._unread = 0
-            body = allocate(length)
-            stream.inbox.take_into(body)
-            return body
-        timeout_s = limits.read_timeout_s + header.num_bytes / limits.min_bytes_per_s
+            return stream.inbox.claim(length)[0]
+        timeout_s = limits.read_timeout_s + num_bytes / limits.min_bytes_per_s
         stream.set_deadline(timeout_s)
         if request.expects_continue and not stream.inbox.buffered:
             stream.send(CONTINUE)
@@ -260,8 +258,8 @@ class Exchange:
                 read_body(
                     stream.inbox,
                     encoding=header.encoding,
-                    num_bytes=header.num_bytes,
-                    content_length=request.content_length,
+                    num_bytes=num_bytes,
+                    content_length=length,
                     chunked=request.chunked,
                 )
             )
@@ -269,7 +267,7 @@ class Exchange:
             raise late("the body", timeout_s) from None
         except ConnectionEndedError:
             raise WireError(
-                f"the connection ended within the body of a tensor of {header.num_bytes} bytes"
+                f"the connection ended within the body of a tensor of {num_bytes} bytes"
             ) from None
         self._unread = 0
         return body
@@ -280,8 +278,8 @@ class Exchange:
             return work()
         except (MeshError, CallerGoneError):
             raise
-        except Exception:
-            raise _fault(path) from None
+        except Exception as error:  # noqa: BLE001 - as above
+            raise _fault(path, error) from None
 
     def _pack(self, answer: Answer, asked: ChunkHeader) -> Reply:
         header, tensor = answer.header, answer.tensor
@@ -303,7 +301,7 @@ class Exchange:
         return Reply(200, [], body, header)
 
 
-def _fault(path: str) -> MeshError:
+def _fault(path: str, error: Exception) -> MeshError:
     """Log the handler's exception; gives the error to answer instead."""
-    logger.exception("handler failed on %s", path)
+    logger.error("handler failed on %s", path, exc_info=error)
     return MeshError(Code.INTERNAL, "the node failed on this request; its log says why")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body
+from meshnet.errors import WireError
 from meshnet.grammar import Phase
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_pool import HopPool
@@ -21,8 +22,8 @@ from meshnet.plane.messages import (
     ColdAnswer,
     Received,
     check_released,
-    cold_failures,
-    hop_failures,
+    cold_failure,
+    hop_failure,
     pack_cold,
     pack_request,
     release_path,
@@ -107,7 +108,7 @@ class HopClient:
             CallerGoneError: `caller` left.
         """
         deadline = time.monotonic() + timeout_s
-        with hop_failures(address, node, timeout_s):
+        try:
             head, body = pack_request(address, header, tensor, self._policies[header.phase])
             received = self._exchange(
                 address,
@@ -120,6 +121,8 @@ class HopClient:
             )
             if received.error is None:
                 return received.decode()
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
         raise received.error
 
     def release(self, address: str, session: SessionId, *, timeout_s: float = 5.0) -> None:
@@ -128,7 +131,7 @@ class HopClient:
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED, or what the node answered.
         """
-        with cold_failures(address, timeout_s):
+        try:
             answer = self._exchange(
                 address,
                 pack_cold(address, "DELETE", release_path(session)),
@@ -138,6 +141,8 @@ class HopClient:
                 repeatable=True,
                 caller=Caller(),
             )
+        except (OSError, WireError) as error:
+            raise cold_failure(error, address, timeout_s) from error
         check_released(answer)
 
     def prune(self) -> None:
@@ -186,8 +191,11 @@ class HopClient:
         try:
             with caller.waking(stream.abort):
                 sent = _send(stream, head, body)
+                stream.receive()
                 received = stream.run(read(stream.inbox))
             reusable = received.reusable and sent
+            if isinstance(received, Received) and received.body is not None:
+                stream.expect(received.head_bytes, len(received.body))
             return received
         except OSError:
             caller.check()

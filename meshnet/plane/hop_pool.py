@@ -82,16 +82,21 @@ class HopPool:
             lane = self._lanes.get(address)
             if lane is None:
                 lane = self._lanes[address] = _Lane()
-            lane.open += 1
-            if lane.open > self._max_open:
+            if lane.open >= self._max_open:
                 self._await_turn(lane, deadline)
+            lane.open += 1
+            stream = lane.idle.pop()[0] if lane.idle and not fresh else None
         try:
-            stream = None if fresh else self._take_idle(lane)
+            while stream is not None and not stream.is_reusable():
+                stream.close()
+                with self._lock:
+                    stream = lane.idle.pop()[0] if lane.idle else None
             reused = stream is not None
             if stream is None:
                 stream = self._open(address, lane, deadline)
         except BaseException:
-            self._leave(address, lane)
+            with self._lock:
+                self._leave(address, lane)
             raise
         stream.set_deadline(deadline - time.monotonic())
         return stream, reused
@@ -103,9 +108,9 @@ class HopPool:
             keep = reusable and not self._closed and len(lane.idle) < self._max_idle
             if keep:
                 lane.idle.append((stream, time.monotonic()))
+            self._leave(address, lane)
         if not keep:
             stream.close()
-        self._leave(address, lane)
 
     def prune(self) -> None:
         """Close what rested for long or was closed by its node; forget addresses unused."""
@@ -128,22 +133,10 @@ class HopPool:
                 self._forget_unused(address, lane)
 
     def _await_turn(self, lane: _Lane, deadline: float) -> None:
-        lane.open -= 1
         while lane.open >= self._max_open:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not self._released.wait(remaining):
                 raise TimeoutError
-        lane.open += 1
-
-    def _take_idle(self, lane: _Lane) -> Stream | None:
-        while True:
-            with self._lock:
-                if not lane.idle:
-                    return None
-                stream, _ = lane.idle.pop()
-            if stream.is_reusable():
-                return stream
-            stream.close()
 
     def _open(self, address: str, lane: _Lane, deadline: float) -> Stream:
         now = time.monotonic()
@@ -197,13 +190,11 @@ class HopPool:
         return stream
 
     def _leave(self, address: str, lane: _Lane) -> None:
-        with self._lock:
-            lane.open -= 1
-            self._released.notify()
-            self._forget_unused(address, lane)
+        lane.open -= 1
+        self._released.notify_all()
+        self._forget_unused(address, lane)
 
     def _forget_unused(self, address: str, lane: _Lane) -> None:
         """Forget an address that nothing uses: callers name any number of them in routes."""
-        resting = lane.rest_until > time.monotonic()
-        if lane.open == 0 and not lane.idle and not resting:
+        if lane.open == 0 and not lane.idle and lane.rest_until <= time.monotonic():
             self._lanes.pop(address, None)

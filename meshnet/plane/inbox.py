@@ -10,12 +10,25 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final, TypeVar
 
+import numpy as np
+
 from meshnet.errors import Code, WireError
 from meshnet.plane.http1 import find_head_end
 
-__all__ = ["ClosedByPeerError", "ConnectionEndedError", "Inbox", "Reading", "read_head"]
+__all__ = [
+    "LANDING_BYTES",
+    "ClosedByPeerError",
+    "ConnectionEndedError",
+    "Inbox",
+    "Reading",
+    "allocate",
+    "read_head",
+]
 
 _BUFFER_BYTES: Final = 64 * 1024
+LANDING_BYTES: Final = 40 * 1024
+"""The longest body that may be received apart from the buffer together with its head: both fit
+in the buffer if it turns out to be something else."""
 
 _T = TypeVar("_T")
 
@@ -39,7 +52,7 @@ class Inbox:
         failure: why nothing more is to come; None while the connection is open.
     """
 
-    __slots__ = ("_buffer", "_end", "_start", "_view", "failure", "received")
+    __slots__ = ("_buffer", "_end", "_landed", "_landing", "_start", "_view", "failure", "received")
 
     def __init__(self) -> None:
         self.received = 0
@@ -48,11 +61,13 @@ class Inbox:
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
+        self._landing: memoryview | None = None
+        self._landed = 0
 
     @property
     def buffered(self) -> int:
         """Bytes received and not read yet."""
-        return self._end - self._start
+        return self._end - self._start + self._landed
 
     @property
     def full(self) -> bool:
@@ -66,6 +81,7 @@ class Inbox:
 
     def space(self) -> memoryview:
         """View where the next bytes go; unread ones are moved to the front where it is short."""
+        self._take_back()
         if self._end > _BUFFER_BYTES // 2 and self._start:
             count = self.buffered
             self._buffer[:count] = bytes(self.unread())
@@ -79,8 +95,29 @@ class Inbox:
         self.received += count
         self._end += count
 
+    def land(self, landing: memoryview, count: int) -> None:
+        """Count bytes received apart from the buffer, into memory where a body may stay.
+
+        What `claim` does not take for exactly such a body is moved to the buffer.
+        """
+        self.received += count
+        self._landing = landing
+        self._landed = count
+        if find_head_end(self._buffer, self._start, self._end) != self._end:
+            self._take_back()
+
+    def claim(self, num_bytes: int) -> tuple[memoryview, int]:
+        """Give memory for a body that begins here, and how many of its bytes are there already."""
+        landing = self._landing
+        if landing is not None and len(landing) == num_bytes and self._start == self._end:
+            filled, self._landed, self._landing = self._landed, 0, None
+            return landing, filled
+        body = allocate(num_bytes)
+        return body, self.take_into(body)
+
     def unread(self) -> memoryview:
         """View what was received and not read yet; valid until more is received."""
+        self._take_back()
         return self._view[self._start : self._end]
 
     def consume(self, count: int) -> None:
@@ -91,6 +128,7 @@ class Inbox:
 
     def take_into(self, target: memoryview) -> int:
         """Move what is unread into `target` as far as both reach; gives the bytes moved."""
+        self._take_back()
         count = min(self._end - self._start, len(target))
         if count:
             target[:count] = self._view[self._start : self._start + count]
@@ -103,6 +141,10 @@ class Inbox:
         Raises:
             WireError: 431, the head is longer than `max_bytes`.
         """
+        if self._start == self._end:
+            self._take_back()
+            if self._start == self._end:
+                return None
         while self._start < self._end and self._buffer[self._start] in b"\r\n":
             self._start += 1
         limit = min(self._end, self._start + max_bytes)
@@ -118,6 +160,23 @@ class Inbox:
         if not self.buffered:
             self.consume(0)
         return None
+
+    def _take_back(self) -> None:
+        """Move landed bytes to the buffer, which has room for them: see `LANDING_BYTES`."""
+        if self._landing is not None:
+            end = self._end + self._landed
+            self._view[self._end : end] = self._landing[: self._landed]
+            self._end, self._landed, self._landing = end, 0, None
+
+
+def allocate(num_bytes: int) -> memoryview:
+    """Give memory of exactly `num_bytes` bytes, with whatever they hold.
+
+    Never kept for the next body. Measured, round trips of 0.5 to 4 MiB take no page fault
+    and no longer than with buffers kept: malloc gives back what the body before left. Only
+    past its mapping threshold, at 32 MiB, do kept buffers save some 15 % of the time.
+    """
+    return np.empty(num_bytes, np.uint8).data
 
 
 def read_head(inbox: Inbox, max_bytes: int) -> Reading[bytes | None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -35,8 +33,8 @@ __all__ = [
     "ColdAnswer",
     "Received",
     "check_released",
-    "cold_failures",
-    "hop_failures",
+    "cold_failure",
+    "hop_failure",
     "pack_cold",
     "pack_request",
     "release_path",
@@ -58,12 +56,14 @@ class Received:
         body: as it came; None where the answer has no tensor.
         error: what the node answered instead of an output.
         reusable: the connection may serve another request.
+        head_bytes: length of the answer's head.
     """
 
     header: AnswerHeader | None
     body: memoryview | None
     error: MeshError | None
     reusable: bool
+    head_bytes: int = 0
 
     @property
     def coded_bytes(self) -> int:
@@ -147,7 +147,7 @@ class AnswerReader:
             content_length=head.content_length,
             chunked=head.chunked,
         )
-        return Received(header, body, None, _reusable(head))
+        return Received(header, body, None, _reusable(head), len(raw))
 
     def read_cold(self, inbox: Inbox, max_bytes: int) -> Reading[ColdAnswer]:
         """Read an answer of at most `max_bytes`.
@@ -173,7 +173,7 @@ class AnswerReader:
             if found is not None:
                 (head, header), timing = found
                 if timing is not None:
-                    header = replace(header, server_timing=timing.decode("ascii"))
+                    header = header.timed(timing.decode("ascii"))
                 return raw, head, header
             head = parse_answer(raw, max_fields=_MAX_HEADER_COUNT)
             if head.status >= 200:
@@ -208,29 +208,19 @@ def check_released(answer: ColdAnswer) -> None:
         raise unpack_problem(status, answer.head.fields, answer.body)
 
 
-@contextmanager
-def hop_failures(address: str, node: NodeId, timeout_s: float) -> Iterator[None]:
-    """Give what a socket or an answer failed by as NextHopError, which names the node."""
-    try:
-        yield
-    except TimeoutError as error:
-        raise NextHopError(
-            f"node {node} at {address}: {_late(error, timeout_s)}", failed_node=node, timed_out=True
-        ) from error
-    except (OSError, WireError) as error:
-        raise NextHopError(f"node {node} at {address}: {error}", failed_node=node) from error
+def hop_failure(error: Exception, address: str, node: NodeId, timeout_s: float) -> NextHopError:
+    """Give what a socket or an answer failed by as an error that names the node."""
+    at = f"node {node} at {address}"
+    if isinstance(error, TimeoutError):
+        return NextHopError(f"{at}: {_late(error, timeout_s)}", failed_node=node, timed_out=True)
+    return NextHopError(f"{at}: {error}", failed_node=node)
 
 
-@contextmanager
-def cold_failures(address: str, timeout_s: float) -> Iterator[None]:
+def cold_failure(error: Exception, address: str, timeout_s: float) -> MeshError:
     """Give what a socket or an answer failed by as UNAVAILABLE or DEADLINE_EXCEEDED."""
-    try:
-        yield
-    except TimeoutError as error:
-        message = f"{address}: {_late(error, timeout_s)}"
-        raise MeshError(Code.DEADLINE_EXCEEDED, message) from error
-    except (OSError, WireError) as error:
-        raise MeshError(Code.UNAVAILABLE, f"{address}: {error}") from error
+    if isinstance(error, TimeoutError):
+        return MeshError(Code.DEADLINE_EXCEEDED, f"{address}: {_late(error, timeout_s)}")
+    return MeshError(Code.UNAVAILABLE, f"{address}: {error}")
 
 
 def _late(error: TimeoutError, timeout_s: float) -> str:

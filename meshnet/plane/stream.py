@@ -19,11 +19,11 @@ from typing import Final, TypeVar
 
 from meshnet.dtypes import Body
 from meshnet.plane.dial import set_up
-from meshnet.plane.inbox import ConnectionEndedError, Inbox, Reading
+from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, Inbox, Reading, allocate
 
 __all__ = ["Stream", "TlsStream"]
 
-_FIRST_RECEIVE_BYTES: Final = 4096
+_FIRST_BYTES: Final = 4096
 """Enough for a head; more of a body that came with it would be copied from here to its place."""
 _SOON_S: Final = 0.05
 
@@ -42,6 +42,9 @@ class Stream:
         self.inbox = Inbox()
         self._sock = sock
         self._deadline: float | None = None
+        self._expected: tuple[int, int] | None = None
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
         self._waits_s = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
 
     def fileno(self) -> int:
@@ -88,13 +91,38 @@ class Stream:
         inbox = self.inbox
         if inbox.failure is not None:
             raise ConnectionEndedError(str(inbox.failure)) from inbox.failure
-        space = inbox.space()
         try:
-            inbox.add(self._receive_into(space if inbox.buffered else space[:_FIRST_RECEIVE_BYTES]))
+            if self._expected is None or inbox.buffered:
+                space = inbox.space()
+                inbox.add(self._receive_into(space if inbox.buffered else space[:_FIRST_BYTES]))
+            else:
+                self._receive_apart(*self._expected)
         except TimeoutError:
             raise
         except OSError as error:
             inbox.failure = error
+
+    def expect(self, head_bytes: int, body_bytes: int | None) -> None:
+        """Say how long the next message's head and body may be, as a session's next step's are.
+
+        A short body then lands in its place by the call that receives its head.
+        """
+        short = body_bytes is not None and 0 < body_bytes <= LANDING_BYTES
+        self._expected = (head_bytes, body_bytes) if short and body_bytes else None
+
+    def _receive_apart(self, head_bytes: int, body_bytes: int) -> None:
+        landing = allocate(body_bytes)
+        parts = [self.inbox.space()[:head_bytes], landing]
+        while True:
+            self._bound(socket.SO_RCVTIMEO)
+            try:
+                count = self._sock.recvmsg_into(parts)[0]
+                break
+            except BlockingIOError:
+                continue
+        self.inbox.add(min(count, head_bytes))
+        if count > head_bytes:
+            self.inbox.land(landing, count - head_bytes)
 
     def send(self, head: bytes, body: Body = b"") -> None:
         """Send a head and its body, never joined.
@@ -124,16 +152,11 @@ class Stream:
         return True
 
     def is_reusable(self) -> bool:
-        """Tell, by one non-blocking look at the socket, whether an idle connection still serves."""
+        """Tell, by one look at the socket, whether an idle connection still serves."""
         if self.inbox.failure is not None or self.inbox.buffered:
             return False
-        try:
-            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        # Not a receive: its BlockingIOError would cost more than all else here.
+        return not self._poller.poll(0)
 
     def linger(self, seconds: float) -> None:
         """Close so that the other end can still read what was sent.
@@ -273,6 +296,9 @@ class TlsStream(Stream):
         except OSError:
             return False
         return False
+
+    def expect(self, head_bytes: int, body_bytes: int | None) -> None:
+        """Expect nothing: TLS cannot receive into two places at once."""
 
     def _receive_into(self, target: memoryview, flags: int = 0) -> int:
         return self._repeat(lambda: self._sock.recv_into(target))
