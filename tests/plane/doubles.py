@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -108,10 +109,13 @@ class GateHandler(EchoHandler):
 
 @contextlib.asynccontextmanager
 async def serving(
-    handler: PlaneHandler, *, limits: PlaneLimits | None = None
+    handler: PlaneHandler,
+    *,
+    limits: PlaneLimits | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve `handler` on a free port of 127.0.0.1."""
-    server = PlaneServer(handler, policies=CompressionPolicies(), limits=limits)
+    server = PlaneServer(handler, policies=CompressionPolicies(), limits=limits, tls=tls)
     try:
         yield await server.start("127.0.0.1", 0)
     finally:
