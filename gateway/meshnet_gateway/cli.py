@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Annotated
 
 import typer
-from meshnet.control.app import ControlSettings
 
 from meshnet import config
 from meshnet.cli.output import Json, errors
 from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
+from meshnet.control.app import ControlSettings
 from meshnet.errors import ConfigError
 from meshnet.model_hub import resolve_tokenizer
 from meshnet_gateway.app import Gateway, GatewaySettings

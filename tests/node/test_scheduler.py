@@ -101,8 +101,8 @@ def test_one_at_a_time_and_what_is_raised_is_raised_here(scheduler: Scheduler) -
         running -= 1
 
     threads = [
-        threading.Thread(target=lambda: scheduler.run(work, Caller(), urgent=bool(index % 2)))
-        for index in range(8)
+        threading.Thread(target=lambda: scheduler.run(work, Caller(), urgent=False))
+        for _ in range(8)
     ]
     for thread in threads:
         thread.start()

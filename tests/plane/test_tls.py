@@ -72,9 +72,9 @@ async def test_errors_cross_and_the_connection_is_kept(
     client = client_class(policies=RAW, tls=authority.client())
     limits = PlaneLimits(max_connections=1)
     async with serving(EchoHandler(), tls=authority.server(), limits=limits) as (host, port):
+        header = chunk_header(traceparent="not-one")
         for _ in range(3):
             with pytest.raises(WireError, match="traceparent"):
-                header = chunk_header(traceparent="not-one")
                 await client.forward(
                     f"{host}:{port}", ALPHA, header, tensor_of(P16), timeout_s=BOUND_S
                 )

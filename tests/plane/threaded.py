@@ -23,9 +23,7 @@ class ThreadedClient:
     async def forward(self, *arguments: Any, timeout_s: float) -> Answer:
         caller = Caller()
         request = asyncio.create_task(
-            asyncio.to_thread(
-                self._client.forward, *arguments, timeout_s=timeout_s, caller=caller
-            )
+            asyncio.to_thread(self._client.forward, *arguments, timeout_s=timeout_s, caller=caller)
         )
         try:
             return await asyncio.shield(request)
