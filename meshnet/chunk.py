@@ -65,7 +65,7 @@ def read_chunk(headers: Headers, body: Body, limits: WireLimits = DEFAULT_LIMITS
         WireError: for any header or body that breaks proto/WIRE.md; nothing else.
     """
     header = unpack_chunk(headers, limits)
-    raw = decompress(header.encoding, body, header.num_bytes)
+    raw = decompress(header.encoding, body, header.num_bytes, header.width)
     return Chunk(header, view_tensor(raw, header.shape, header.dtype), len(body))
 
 
@@ -83,5 +83,5 @@ def read_answer(headers: Headers, body: Body, limits: WireLimits = DEFAULT_LIMIT
                 field="X-Meshnet-Shape",
             )
         return Answer(header, None, len(body))
-    raw = decompress(header.encoding, body, header.num_bytes)
+    raw = decompress(header.encoding, body, header.num_bytes, header.width)
     return Answer(header, view_tensor(raw, header.shape, header.dtype), len(body))

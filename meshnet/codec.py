@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from meshnet.bf16p import Bf16pCodec
 from meshnet.dtypes import Body
 from meshnet.errors import Code, WireError
 from meshnet.zstd import ZstdCodec
@@ -20,11 +21,11 @@ _ALLOWED_EXTRA_BYTES: Final = 64 * 1024
 class Codec(Protocol):
     """One coding of bodies; its methods may be called from any thread."""
 
-    def compress(self, data: Body, level: int) -> bytes:
+    def compress(self, data: Body, level: int, width: int | None, /) -> Body:
         """Encode `data`; see the function `compress`."""
         ...
 
-    def decompress(self, body: memoryview, max_bytes: int) -> Body:
+    def decompress(self, body: memoryview, max_bytes: int, width: int | None, /) -> Body:
         """Decode the whole of `body` into at most `max_bytes` bytes of memory.
 
         Raises:
@@ -35,31 +36,34 @@ class Codec(Protocol):
         ...
 
 
-_CODECS: Final[dict[str, Codec]] = {"zstd": ZstdCodec()}
+_CODECS: Final[dict[str, Codec]] = {"zstd": ZstdCodec(), "bf16p": Bf16pCodec()}
 
 ENCODINGS: Final = tuple(_CODECS)
 """Names of the encodings known here, for X-Meshnet-Accept-Encoding; raw has no name."""
 
 
-def compress(encoding: str, data: Body, level: int = 1) -> bytes:
+def compress(encoding: str, data: Body, level: int = 1, *, width: int | None = None) -> Body:
     """Encode `data`, which is read in place.
 
     Args:
         encoding: one of `ENCODINGS`.
         data: C-contiguous; `meshnet.dtypes.view_bytes` gives a tensor's.
-        level: effort, 0 to 22; 0 is the encoding's own default (zstd: 3).
+        level: effort, 0 to 22; 0 is the encoding's own default (zstd: level 3; bf16p:
+            without its base).
+        width: last dimension of a bfloat16 tensor, None for any other dtype;
+            see `meshnet.wire.ChunkHeader.width`.
 
     Raises:
         WireError: an encoding that is not known here.
-        ValueError: `level` out of range.
+        ValueError: `level` out of range; bf16p: no `width`, or one that `data` does not fit.
         ImportError: the encoder is not installed.
         MemoryError: no memory for the encoder.
     """
-    return _codec(encoding).compress(data, level)
+    return _codec(encoding).compress(data, level, width)
 
 
-def decompress(encoding: str | None, body: Body, num_bytes: int) -> Body:
-    """Decode `body` to exactly `num_bytes` bytes.
+def decompress(encoding: str | None, body: Body, num_bytes: int, width: int | None = None) -> Body:
+    """Decode `body` to exactly `num_bytes` bytes; `width` as of `compress`.
 
     A raw body (`encoding` None) is viewed, not copied. For others no more than `num_bytes`
     are ever written, and the decoder's window is at most the greater of 8 MiB and
@@ -79,13 +83,13 @@ def decompress(encoding: str | None, body: Body, num_bytes: int) -> Body:
                 field="Content-Length",
             )
         return view
-    data = decompress_within(encoding, body, num_bytes)
+    data = decompress_within(encoding, body, num_bytes, width)
     if len(data) != num_bytes:
         raise _fault(f"{encoding} body decodes to {len(data)} bytes; expected {num_bytes}")
     return data
 
 
-def decompress_within(encoding: str, body: Body, max_bytes: int) -> Body:
+def decompress_within(encoding: str, body: Body, max_bytes: int, width: int | None = None) -> Body:
     """Decode `body` to at most `max_bytes` bytes, for callers that know no exact size.
 
     Raises:
@@ -102,7 +106,7 @@ def decompress_within(encoding: str, body: Body, max_bytes: int) -> Body:
             code=Code.TOO_LARGE,
         )
     try:
-        return codec.decompress(view, max_bytes)
+        return codec.decompress(view, max_bytes, width)
     except ValueError as error:
         raise _fault(f"{encoding} body: {error}") from None
     except ImportError as error:

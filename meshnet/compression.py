@@ -1,8 +1,9 @@
 """When an activation body is worth compressing: fixed thresholds by route and phase (pure).
 
-The manual mode, and the floor under `meshnet.adaptive`. What zstd gives on activations is
-about 1.27, measured over 1,620 prefill chunks of two decoder families: the entropy of their
-exponents, not zeros or repeats. Thresholds therefore weigh bytes saved against CPU time.
+The floor under `meshnet.adaptive`, and the manual mode where a policy names its encoding. What
+zstd gives on activations is about 1.27, measured over 1,620 prefill chunks of two decoder
+families: the entropy of their exponents, not zeros or repeats. Thresholds therefore weigh bytes
+saved against CPU time.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from meshnet.codec import compress, decompress_within
+from meshnet.codec import ENCODINGS, compress, decompress_within
 from meshnet.dtypes import Body
 from meshnet.errors import Code, WireError
 from meshnet.wire import DEFAULT_LIMITS
 from meshnet.zstd import MAX_LEVEL
 
 __all__ = [
+    "AUTO",
     "CompressionError",
     "CompressionPolicies",
     "CompressionPolicy",
@@ -33,9 +35,17 @@ logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
 _T = TypeVar("_T")
 
+AUTO: Final = "auto"
 _ZSTD: Final = "zstd"
 _VARIABLE_PREFIX: Final = "MESHNET_COMPRESSION_"
-_NAMES: Final = ("MIN_INPUT_BYTES", "MIN_SAVINGS_BYTES", "MIN_SAVINGS_RATIO", "LEVEL", "ENABLED")
+_NAMES: Final = (
+    "MIN_INPUT_BYTES",
+    "MIN_SAVINGS_BYTES",
+    "MIN_SAVINGS_RATIO",
+    "LEVEL",
+    "ENABLED",
+    "ENCODING",
+)
 
 
 class CompressionError(WireError, ValueError):
@@ -53,6 +63,9 @@ class CompressionPolicy:
         level: zstd level, 0 (zstd's default, 3) to 22; values outside are taken to the
             nearer end. Negative levels exist in zstd and save nothing on activations.
         enabled: False sends every body raw.
+        encoding: ``auto`` leaves the choice to `meshnet.adaptive`; a name of
+            `meshnet.codec.ENCODINGS` is the manual mode: that one or raw, by the
+            thresholds alone.
     """
 
     min_input_bytes: int
@@ -60,6 +73,7 @@ class CompressionPolicy:
     min_savings_ratio: float = 0.05
     level: int = 1
     enabled: bool = True
+    encoding: str = AUTO
 
     def tries(self, num_bytes: int) -> bool:
         """Tell whether a body of `num_bytes` bytes is compressed at all, to see what it saves."""
@@ -89,8 +103,8 @@ class CompressionResult:
 
     @property
     def compressed(self) -> bool:
-        """Whether zstd was used."""
-        return self.encoding == _ZSTD
+        """Whether `encoding` is not raw."""
+        return self.encoding is not None
 
 
 _DEFAULTS: Final[dict[tuple[str, str], CompressionPolicy]] = {
@@ -110,7 +124,7 @@ class CompressionPolicies:
     Args:
         policies: by (route, phase) in lower case; None takes the defaults.
         overrides: variables ``MESHNET_COMPRESSION_<ROUTE>_<PHASE>_<NAME>``, NAME being
-            MIN_INPUT_BYTES, MIN_SAVINGS_BYTES, MIN_SAVINGS_RATIO, LEVEL or ENABLED, as in
+            MIN_INPUT_BYTES, MIN_SAVINGS_BYTES, MIN_SAVINGS_RATIO, LEVEL, ENABLED or ENCODING, as in
             ``MESHNET_COMPRESSION_RELAY_PREFILL_MIN_INPUT_BYTES=32768``; keys without
             that prefix are passed over. Read once, here. Numbers below 0 count as 0, levels
             over 22 as 22. A value that cannot be read is named in one warning and leaves
@@ -148,17 +162,27 @@ class CompressionPolicies:
 
 
 def compress_activation(
-    body: Body, policy: CompressionPolicy, *, clock: Clock | None = None
+    body: Body,
+    policy: CompressionPolicy,
+    *,
+    clock: Clock | None = None,
+    encoding: str = _ZSTD,
+    width: int | None = None,
 ) -> CompressionResult:
-    """Compress `body` with zstd where `policy` allows it and the savings reach both thresholds.
+    """Compress `body` where `policy` allows it and the savings reach both thresholds.
 
     Compression is an option of the transport, never a reason to refuse an activation: an
     encoder that is missing or out of memory gives the raw body, decision ``unavailable``.
 
     Args:
         body: C-contiguous; read in place.
-        policy: thresholds and level.
+        policy: thresholds and level; which encoding it names does not count here.
         clock: monotonic seconds, for `CompressionResult.elapsed_seconds`.
+        encoding: one of `meshnet.codec.ENCODINGS`.
+        width: see `meshnet.codec.compress`.
+
+    Raises:
+        ValueError: bf16p, and `body` is not whole rows of `width`.
     """
     watch = _Watch(clock)
     num_bytes = memoryview(body).nbytes
@@ -167,14 +191,14 @@ def compress_activation(
     if num_bytes < policy.min_input_bytes:
         return _raw(body, num_bytes, watch, "below_min_input")
     try:
-        candidate = compress(_ZSTD, body, _clamp_level(policy.level))
+        candidate = compress(encoding, body, _clamp_level(policy.level), width=width)
     except (ImportError, MemoryError):
         return _raw(body, num_bytes, watch, "unavailable")
     saved = num_bytes - len(candidate)
     if saved < policy.min_savings_bytes or saved / max(1, num_bytes) < policy.min_savings_ratio:
         return _raw(body, num_bytes, watch, "below_savings")
     return CompressionResult(
-        candidate, _ZSTD, num_bytes, len(candidate), watch.elapsed_s(), "compressed"
+        candidate, encoding, num_bytes, len(candidate), watch.elapsed_s(), "compressed"
     )
 
 
@@ -184,10 +208,11 @@ def decompress_activation(
     *,
     max_output_bytes: int | None = None,
     clock: Clock | None = None,
+    width: int | None = None,
 ) -> CompressionResult:
-    """Decode a zstd body, or pass a raw one (`encoding` None or empty) through.
+    """Decode an encoded body, or pass a raw one (`encoding` None or empty) through.
 
-    Every frame must be whole and nothing may follow the last; several frames and
+    Every zstd frame must be whole and nothing may follow the last; several frames and
     skippable frames are valid. Memory taken stays within the bound and a window of 8 MiB,
     whatever the body claims. Where the tensor's shape is known, `meshnet.codec.decompress`
     also checks the exact size.
@@ -198,9 +223,10 @@ def decompress_activation(
         max_output_bytes: longest result; None takes the wire's limit on a chunk
             (`meshnet.wire.WireLimits`, 256 MiB).
         clock: monotonic seconds, for `CompressionResult.elapsed_seconds`.
+        width: see `meshnet.codec.compress`; bf16p needs it.
 
     Raises:
-        CompressionError: an encoding other than zstd, or a body that is malformed or
+        CompressionError: an encoding that is not known, or a body that is malformed or
             longer than the bound.
         ValueError: `max_output_bytes` is negative.
     """
@@ -218,7 +244,7 @@ def decompress_activation(
             )
         return _raw(body, num_bytes, watch, "legacy_raw")
     try:
-        raw = decompress_within(encoding, body, limit)
+        raw = decompress_within(encoding, body, limit, width)
     except WireError as error:
         raise CompressionError(error.message, field=error.field, code=error.code) from error
     return CompressionResult(raw, encoding, num_bytes, len(raw), watch.elapsed_s(), "decompressed")
@@ -267,6 +293,7 @@ def _override(
         min_savings_ratio=read("MIN_SAVINGS_RATIO", _parse_ratio, policy.min_savings_ratio),
         level=read("LEVEL", _parse_level, policy.level),
         enabled=read("ENABLED", _parse_switch, policy.enabled),
+        encoding=read("ENCODING", _parse_encoding, policy.encoding),
     )
 
 
@@ -289,6 +316,13 @@ def _parse_ratio(text: str) -> float:
     if not math.isfinite(ratio):
         raise ValueError("expected a finite number")
     return max(0.0, ratio)
+
+
+def _parse_encoding(text: str) -> str:
+    word = text.strip().lower()
+    if word in (AUTO, *ENCODINGS):
+        return word
+    raise ValueError(f"expected one of {', '.join((AUTO, *ENCODINGS))}")
 
 
 def _parse_switch(text: str) -> bool:

@@ -19,7 +19,7 @@ class Config:
 
     Attributes:
         chunk_tokens: MESHNET_CHUNK_TOKENS, token positions of a prompt per chunk.
-        control_url: MESHNET_CONTROL, where the control plane is.
+        control_url: MESHNET_CONTROL, where the control plane is; several replicas with commas.
         gateway_url: MESHNET_GATEWAY, where clients find the OpenAI endpoint.
         cache_dir: MESHNET_CACHE_DIR, else ``meshnet`` in the user's cache directory.
         hub_endpoint: HF_ENDPOINT, None for the hub's own address.

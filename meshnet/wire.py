@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from meshnet.dtypes import FLOAT32, INT32, item_size, numpy_dtype
+from meshnet.dtypes import BFLOAT16, FLOAT32, INT32, item_size, numpy_dtype
 from meshnet.errors import Code, WireError
 from meshnet.grammar import (
     Phase,
@@ -120,6 +120,11 @@ class ChunkHeader:
         """Bytes of the decoded tensor, in unbounded integers."""
         return _num_bytes(self.shape, self.dtype)
 
+    @property
+    def width(self) -> int | None:
+        """Values in a row of a bfloat16 tensor, for `meshnet.codec`; None for other dtypes."""
+        return self.shape[-1] if self.dtype == BFLOAT16 else None
+
     def at(self, position: int | None) -> ChunkHeader:
         """Give the same header at another position; a third of the time of `replace`."""
         moved = object.__new__(ChunkHeader)
@@ -148,6 +153,7 @@ class AnswerHeader:
         chunk_total: echoed.
         encoding: coding of the body; None is raw.
         server_timing: value of Server-Timing, see `meshnet.timing`.
+        accept_encoding: encodings that the node reads in requests; empty where it does not say.
     """
 
     shape: tuple[int, ...] | None
@@ -157,6 +163,7 @@ class AnswerHeader:
     chunk_total: int = 1
     encoding: str | None = None
     server_timing: str = ""
+    accept_encoding: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -164,6 +171,11 @@ class AnswerHeader:
         if self.shape is None or self.dtype is None:
             return 0
         return _num_bytes(self.shape, self.dtype)
+
+    @property
+    def width(self) -> int | None:
+        """Values in a row of a bfloat16 tensor, for `meshnet.codec`; None for other dtypes."""
+        return self.shape[-1] if self.shape is not None and self.dtype == BFLOAT16 else None
 
     def timed(self, server_timing: str) -> AnswerHeader:
         """Give the same header with another Server-Timing; faster than `replace`."""
@@ -272,6 +284,7 @@ def unpack_answer(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> Answ
         chunk_total=total,
         encoding=_optional(fields, "X-Meshnet-Encoding", parse_encoding),
         server_timing=fields.get("server-timing", ""),
+        accept_encoding=_optional(fields, "X-Meshnet-Accept-Encoding", parse_encodings) or (),
     )
 
 
@@ -287,6 +300,8 @@ def pack_answer(header: AnswerHeader) -> list[tuple[str, str]]:
     fields.append(("X-Meshnet-Chunk-Total", str(header.chunk_total)))
     if header.encoding is not None:
         fields.append(("X-Meshnet-Encoding", header.encoding))
+    if header.accept_encoding:
+        fields.append(("X-Meshnet-Accept-Encoding", ", ".join(header.accept_encoding)))
     if header.server_timing:
         fields.append(("Server-Timing", header.server_timing))
     return fields

@@ -20,7 +20,7 @@ from meshnet.dtypes import Body
 if TYPE_CHECKING:
     import zstandard
 
-__all__ = ["MAX_LEVEL", "ZstdCodec"]
+__all__ = ["MAX_LEVEL", "ZstdCodec", "check_frame", "compress_frame", "decompress_frame"]
 
 MAX_LEVEL: Final = 22
 """Highest level. Negative ones are refused: they switch off the entropy coding of literals,
@@ -36,7 +36,7 @@ _RAW, _RLE, _COMPRESSED = range(3)
 class ZstdCodec:
     """One or more zstd frames whose content, concatenated, is the body's."""
 
-    def compress(self, data: Body, level: int) -> bytes:
+    def compress(self, data: Body, level: int, _width: int | None = None) -> bytes:
         """Encode `data` as one frame that states its size and carries a checksum.
 
         The checksum costs 6 % of the encoder's time and turns a flipped bit into an error.
@@ -48,17 +48,13 @@ class ZstdCodec:
         """
         if not 0 <= level <= MAX_LEVEL:
             raise ValueError(f"zstd level {level}; expected 0 to {MAX_LEVEL}")
-        import zstandard
-
         compressor = _take_compressor(level)
         try:
-            return compressor.compress(data)
-        except zstandard.ZstdError as error:
-            raise MemoryError(str(error)) from error
+            return compress_frame(compressor, data)
         finally:
             _idle_compressors[level].append(compressor)
 
-    def decompress(self, body: memoryview, max_bytes: int) -> Body:
+    def decompress(self, body: memoryview, max_bytes: int, _width: int | None = None) -> Body:
         """Decode every frame of `body`, at most `max_bytes` bytes in all.
 
         Raises:
@@ -70,12 +66,54 @@ class ZstdCodec:
         import zstandard
 
         extent = _walk(body, max_bytes)
+        if extent.single_size:
+            return decompress_frame(body, extent.single_size)
         try:
-            if extent.single_size:
-                return _decompress_single(body, extent.single_size)
             return _stream(body, min(extent.max_bytes, max_bytes), extent.window)
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from None
+
+
+def compress_frame(compressor: zstandard.ZstdCompressor, data: Body) -> bytes:
+    """Encode `data` as one frame with a context that no other thread uses.
+
+    Raises:
+        MemoryError: no memory for the encoder.
+    """
+    import zstandard
+
+    try:
+        return compressor.compress(data)
+    except zstandard.ZstdError as error:
+        raise MemoryError(str(error)) from error
+
+
+def check_frame(body: memoryview, num_bytes: int) -> None:
+    """Check, by its headers alone, that `body` is one whole frame that states `num_bytes` > 0.
+
+    Raises:
+        ValueError: it is not.
+    """
+    stated = _walk(body, num_bytes).single_size
+    if stated != num_bytes:
+        raise ValueError(
+            f"a plane's frame states {stated} bytes; expected one frame of {num_bytes}"
+        )
+
+
+def decompress_frame(body: memoryview, num_bytes: int) -> bytes:
+    """Decode a frame that `check_frame` has found good.
+
+    Raises:
+        ValueError: its content is malformed.
+        ImportError: the decoder is not installed.
+    """
+    import zstandard
+
+    try:
+        return _decompress_single(body, num_bytes)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
 
 
 _idle_compressors: dict[int, list[zstandard.ZstdCompressor]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +34,11 @@ class RecordingBackend(StubBackend):
         self.calls: list[tuple[int, int, str, str]] = []
         self.fail_next: Exception | None = None
         self.block: threading.Event | None = None
+        self.on_call: Callable[[int], None] = lambda index: None
 
     def forward(self, cache, tensor: npt.NDArray[np.generic], *, layers: LayerRange, want: Want):
         self.calls.append((cache.length, tensor.shape[1], str(layers), str(want)))
+        self.on_call(len(self.calls) - 1)
         if self.block is not None:
             self.block.wait(30.0)
         if self.fail_next is not None:

@@ -1,6 +1,7 @@
 """Check the schema: lint, format, compatibility with the baseline, generated code up to date.
 
-Run from the repository's root. Nothing is written outside a temporary folder.
+Run from the repository's root. Nothing is written outside a temporary folder, except that
+``--update-baseline`` takes compatible additions into the baseline, which guards them from then on.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-GENERATED = Path("meshnet/v1")
+GENERATED = (
+    Path("meshnet/v1"),
+    Path("meshnet/internal/etcd/v3"),
+    Path("meshnet/internal/store/v1"),
+)
 BASELINE = "proto.baseline.binpb"
+PUBLIC = "proto/meshnet/v1"
 
 
 def buf(*arguments: str) -> bool:
@@ -28,10 +34,30 @@ def stale() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         if not buf("generate", "--output", folder):
             return ["buf generate failed"]
-        fresh = Path(folder, GENERATED)
-        names = {path.name for path in (*fresh.glob("*_pb2*"), *GENERATED.glob("*_pb2*"))}
-        _, differ, missing = filecmp.cmpfiles(fresh, GENERATED, sorted(names), shallow=False)
+        found = (file for root in (Path(folder), Path()) for file in _generated_in(root))
+        _, differ, missing = filecmp.cmpfiles(folder, ".", sorted(set(found)), shallow=False)
     return [*differ, *missing]
+
+
+def _generated_in(root: Path) -> list[str]:
+    """Name the generated files under `root`, relative to it."""
+    return [
+        path.relative_to(root).as_posix()
+        for package in GENERATED
+        for path in (root / package).glob("*_pb2*")
+    ]
+
+
+def build_image(path: Path) -> bool:
+    """Build the public schema as the baseline holds it."""
+    return buf("build", "proto", "--path", PUBLIC, "--exclude-source-info", "-o", str(path))
+
+
+def baseline_lags() -> bool:
+    """Tell whether the schema has what the baseline has not."""
+    with tempfile.TemporaryDirectory() as folder:
+        image = Path(folder, "image.binpb")
+        return not build_image(image) or image.read_bytes() != Path(BASELINE).read_bytes()
 
 
 def main() -> int:
@@ -42,7 +68,12 @@ def main() -> int:
         "breaking change": ("breaking", "proto", "--against", BASELINE),
     }
     failed = [name for name, arguments in checks.items() if not buf(*arguments)]
-    failed += [f"{GENERATED}/{name} is not up to date (run: buf generate)" for name in stale()]
+    if "--update-baseline" in sys.argv[1:] and not failed:
+        build_image(Path(BASELINE))
+    if baseline_lags():
+        command = "python tools/check_schema.py --update-baseline"
+        failed.append(f"{BASELINE} does not hold the schema (run: {command})")
+    failed += [f"{name} is not up to date (run: buf generate)" for name in stale()]
     for name in failed:
         print(f"schema: {name}", file=sys.stderr)
     return 1 if failed else 0

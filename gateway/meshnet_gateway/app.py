@@ -16,11 +16,14 @@ from meshnet.control.client import ControlClient
 from meshnet.errors import MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 from meshnet.plane.client import PlaneClient
+from meshnet_gateway.lost import LostNodes
+from meshnet_gateway.metrics import render_metrics
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.openai_routes import add_routes
 from meshnet_gateway.openai_service import OpenAIService
 from meshnet_gateway.pipeline import PipelineSettings
-from meshnet_gateway.selection import SelectedPipelines
+from meshnet_gateway.recovery import RecoveringPipelines, RecoverySettings
+from meshnet_gateway.selection import RouteSelector
 
 __all__ = ["Gateway", "GatewaySettings"]
 
@@ -35,6 +38,7 @@ class GatewaySettings:
         control_url: the control plane; None runs one inside, by `control`.
         control: settings of that one.
         pipeline: how prompts are cut and how long a chunk may take.
+        recovery: what a session does when its route breaks.
         grace_s: seconds that answers in progress get when the gateway closes.
     """
 
@@ -43,6 +47,7 @@ class GatewaySettings:
     control_url: str | None = None
     control: ControlSettings = field(default_factory=ControlSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
     grace_s: float = 30.0
 
 
@@ -69,6 +74,8 @@ class Gateway:
         self._control: ControlClient | None = None
         self._plane = PlaneClient(policies=policies)
         self._service: OpenAIService | None = None
+        self._lost: LostNodes | None = None
+        self._pipelines: RecoveringPipelines | None = None
         self._listener: socket.socket | None = None
         self._runner: web.AppRunner | None = None
 
@@ -84,10 +91,19 @@ class Gateway:
             http, grpc = await self._control_server.start()
             self.control_http, self.control_grpc = f"http://{http}", f"grpc://{grpc}"
         self._control = ControlClient(self.control_grpc)
-        factory = SelectedPipelines(self._control, self._plane, self.settings.pipeline)
+        self._lost = LostNodes(self._control)
+        self._lost.start()
+        self._pipelines = RecoveringPipelines(
+            RouteSelector(self._control),
+            self._plane,
+            self._lost,
+            self.settings.pipeline,
+            self.settings.recovery,
+        )
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
-        self._service = OpenAIService(self._models, factory)
+        app.router.add_get("/metrics", self._metrics)
+        self._service = OpenAIService(self._models, self._pipelines)
         add_routes(app, self._service)
         # Without handler_cancellation a client that went away would not end its generation.
         self._runner = web.AppRunner(
@@ -109,6 +125,8 @@ class Gateway:
         if self._listener is not None:
             self._listener.close()
         await self._plane.close()
+        if self._lost is not None:
+            await self._lost.close()
         if self._control is not None:
             await self._control.close()
         if self._control_server is not None:
@@ -127,6 +145,12 @@ class Gateway:
             status=503 if uncovered else 200,
             body=json.dumps(body).encode(),
             content_type="application/json",
+        )
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        body = b"" if self._pipelines is None else render_metrics(self._pipelines.counts)
+        return web.Response(
+            body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
 
     async def _coverage_problem(self, model: str) -> str | None:

@@ -17,6 +17,8 @@ from meshnet.model_hub import resolve_tokenizer
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.pipeline import PipelineSettings
+from meshnet_gateway.recovery import Recovery, RecoverySettings
+from meshnet_gateway.window import MAX_WINDOW
 
 __all__ = ["gateway"]
 
@@ -39,6 +41,21 @@ def gateway(
     control_grpc_listen: Annotated[
         str, typer.Option(help="HOST:PORT of the inside control plane's gRPC face.")
     ] = "127.0.0.1:7071",
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_WINDOW,
+            help="Chunks of a prompt in flight; 1 is one after the other.",
+            show_default="from measured stage times",
+        ),
+    ] = None,
+    recovery: Annotated[
+        Recovery, typer.Option(help="How a session whose node failed is fed to the next route.")
+    ] = Recovery.FAST,
+    spare_wait: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that such a session waits for other nodes.")
+    ] = RecoverySettings().spare_wait_s,
     lease_ttl: Annotated[
         float, typer.Option(min=0.5, max=3600, help="Seconds that a node may be silent.")
     ] = 10.0,
@@ -69,7 +86,8 @@ def gateway(
             grpc_port=grpc_port,
             lease_ttl_s=lease_ttl,
         ),
-        pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens),
+        recovery=RecoverySettings(mode=recovery, spare_wait_s=spare_wait),
+        pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens, window=window),
     )
 
     @asynccontextmanager

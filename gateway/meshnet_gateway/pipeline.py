@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,7 @@ from meshnet.timing import parse_timings
 from meshnet.topology import Route, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_gateway.steps import StepOutput
+from meshnet_gateway.window import Window
 
 __all__ = ["PipelineSettings", "RoutePipeline", "join_answers", "split_tokens"]
 
@@ -34,6 +37,11 @@ def split_tokens(tensor: npt.NDArray[Any], chunk_tokens: int) -> list[npt.NDArra
     return [
         tensor[:, start : start + chunk_tokens] for start in range(0, tensor.shape[1], chunk_tokens)
     ]
+
+
+def cut_tokens(tensor: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+    """Cut a tensor along its token axis into views of these sizes, which add up to it."""
+    return np.split(tensor, np.cumsum(sizes)[:-1], axis=1)
 
 
 def join_answers(answers: Sequence[Answer]) -> npt.NDArray[Any]:
@@ -61,10 +69,13 @@ class PipelineSettings:
     Attributes:
         chunk_tokens: token positions per chunk of a prompt (MESHNET_CHUNK_TOKENS).
         step_timeout_s: seconds for one chunk through the whole route.
+        window: chunks of a prompt in flight; 1 is sequential, None follows the measured
+            stage times.
     """
 
     chunk_tokens: int = 128
     step_timeout_s: float = 300.0
+    window: int | None = None
 
 
 class RoutePipeline:
@@ -94,17 +105,25 @@ class RoutePipeline:
         self._client = client
         self._settings = settings
         self._max_tokens = max_tokens
+        self._window = Window(len(route), settings.window)
         self._begun = False
         self._closed = False
 
-    async def step(self, token_ids: Sequence[int], want: Want) -> StepOutput:
+    async def step(
+        self, token_ids: Sequence[int], want: Want, *, sizes: Sequence[int] | None = None
+    ) -> StepOutput:
         """Feed the session's next tokens; gives what `want` asks of the last position.
+
+        Args:
+            token_ids: to feed.
+            want: see `SessionPipeline.step`.
+            sizes: of the chunks; None cuts by `PipelineSettings.chunk_tokens`.
 
         Raises:
             MeshError: of the node at fault.
         """
         ids = np.asarray(token_ids, dtype=np.int32)[None]
-        answer = (await self.forward(ids, want, others=_NO_ANSWER))[-1]
+        answer = (await self.forward(ids, want, others=_NO_ANSWER, sizes=sizes))[-1]
         timings = tuple(parse_timings(answer.header.server_timing))
         tensor = answer.tensor
         if tensor is None or tensor.dtype != np.float32 or tensor.ndim != 3:
@@ -120,40 +139,68 @@ class RoutePipeline:
         )
 
     async def forward(
-        self, tensor: npt.NDArray[Any], want: Want, *, others: Want | None = None
+        self,
+        tensor: npt.NDArray[Any],
+        want: Want,
+        *,
+        others: Want | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> list[Answer]:
-        """Send a tensor of the session's next tokens, in chunks, in order.
+        """Send a tensor of the session's next tokens in chunks, several in flight, in order.
+
+        Stage 2 works on one chunk while stage 1 works on the next. Every stage keeps the
+        order: a chunk that arrives early waits there for the one before it.
 
         Args:
             tensor: int32 ``[1, seq]`` token ids or bfloat16 ``[1, seq, hidden]``.
             want: of the last chunk.
             others: of the chunks before it; `want` if not given.
+            sizes: of the chunks; None cuts by `PipelineSettings.chunk_tokens`.
 
         Raises:
             MeshError: of the node at fault; the chunks before it stay in the caches.
         """
-        chunks = split_tokens(tensor, self._settings.chunk_tokens)
-        self._begun = True
+        chunks = (
+            split_tokens(tensor, self._settings.chunk_tokens)
+            if sizes is None
+            else cut_tokens(tensor, sizes)
+        )
         if not chunks:
             raise MeshError(Code.INVALID_ARGUMENT, "a step needs at least one token")
+        self._begun = True
         total = len(chunks)
         phase = Phase.PREFILL if tensor.shape[1] > 1 else Phase.DECODE
-        answers = []
-        for index, chunk in enumerate(chunks):
-            last = index == total - 1
-            header = self._header(chunk, index, total, phase, want if last else others or want)
-            first = self.route[0]
-            answers.append(
-                await self._client.forward(
-                    first.address,
-                    first.node,
-                    header,
-                    chunk,
-                    timeout_s=self._settings.step_timeout_s,
-                )
-            )
-            self.position += chunk.shape[1]
+        answers: list[Answer] = []
+        in_flight: deque[asyncio.Task[Answer]] = deque()
+        start = self.position
+        try:
+            for index, chunk in enumerate(chunks):
+                while len(in_flight) >= self._window.size:
+                    answers.append(await self._take(in_flight))
+                wanted = want if index == total - 1 else others or want
+                header = self._header(chunk, start, index, total, phase, wanted)
+                start += chunk.shape[1]
+                in_flight.append(asyncio.create_task(self._send(header, chunk)))
+            while in_flight:
+                answers.append(await self._take(in_flight))
+        finally:
+            for task in in_flight:
+                task.cancel()
+            await asyncio.gather(*in_flight, return_exceptions=True)
+            self.position += sum(chunk.shape[1] for chunk in chunks[: len(answers)])
         return answers
+
+    async def _take(self, in_flight: deque[asyncio.Task[Answer]]) -> Answer:
+        """Wait for the oldest chunk's answer, and learn of the stages from it."""
+        answer = await in_flight.popleft()
+        self._window.observe(parse_timings(answer.header.server_timing))
+        return answer
+
+    async def _send(self, header: ChunkHeader, chunk: npt.NDArray[Any]) -> Answer:
+        first = self.route[0]
+        return await self._client.forward(
+            first.address, first.node, header, chunk, timeout_s=self._settings.step_timeout_s
+        )
 
     async def close(self) -> None:
         """Free the session's caches along the route; a silent node frees them by idle time."""
@@ -168,7 +215,13 @@ class RoutePipeline:
             _log.warning("session %s: release failed: %s", self.session, error)
 
     def _header(
-        self, chunk: npt.NDArray[Any], index: int, total: int, phase: Phase, want: Want
+        self,
+        chunk: npt.NDArray[Any],
+        position: int,
+        index: int,
+        total: int,
+        phase: Phase,
+        want: Want,
     ) -> ChunkHeader:
         return ChunkHeader(
             shape=chunk.shape,
@@ -176,11 +229,11 @@ class RoutePipeline:
             session=self.session,
             chunk_index=index,
             chunk_total=total,
-            position=self.position,
+            position=position,
             layers=self.route[0].layers,
             phase=phase,
             want=want,
             accept_encoding=("zstd",) if phase is Phase.PREFILL else (),
             route=self.route[1:],
-            max_tokens=self._max_tokens if self.position == 0 else None,
+            max_tokens=self._max_tokens if position == 0 else None,
         )

@@ -1,32 +1,103 @@
-"""Opens sessions on the routes that the control plane selects."""
+"""Asks the control plane for routes, and waits for one where a session needs another."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
 from meshnet.control.client import ControlClient, to_hops
-from meshnet.plane.client import PlaneClient
+from meshnet.errors import Code, MeshError
+from meshnet.topology import NodeId, Route
 from meshnet.wire import WIRE_VERSION
-from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 
-__all__ = ["SelectedPipelines"]
+__all__ = ["RouteSelector", "SelectedRoute"]
+
+_RETRY_S: Final = 0.25
 
 
-class SelectedPipelines:
-    """A `PipelineFactory`: one route selection a session, none on the way of a token."""
+@dataclass(frozen=True, slots=True)
+class SelectedRoute:
+    """A route, and which start of each of its nodes it was selected with.
 
-    def __init__(
-        self, control: ControlClient, client: PlaneClient, settings: PipelineSettings
-    ) -> None:
+    Attributes:
+        hops: in order of layers.
+        incarnations: of the nodes, by id.
+    """
+
+    hops: Route
+    incarnations: Mapping[NodeId, int]
+
+
+class RouteSelector:
+    """Selects routes for one gateway."""
+
+    def __init__(self, control: ControlClient) -> None:
         self._control = control
-        self._client = client
-        self._settings = settings
 
-    async def open(self, model: str, *, max_tokens: int) -> RoutePipeline:
-        """Select a route for `model` and begin a session on it.
+    async def select(self, model: str, *, max_tokens: int) -> SelectedRoute:
+        """Select a route for a new session.
 
         Raises:
             RouteError: the model is unknown, or layers are uncovered.
         """
+        return await self._select(model, max_tokens, {}, {})
+
+    async def replace(
+        self,
+        model: str,
+        *,
+        max_tokens: int,
+        failed: Mapping[NodeId, int],
+        healthy: Mapping[NodeId, int],
+        wait_s: float,
+    ) -> SelectedRoute:
+        """Select a route for a session whose route broke; waits for nodes to register.
+
+        Args:
+            model: as before.
+            max_tokens: of the session.
+            failed: nodes not to use, with the incarnation that failed; a later start of one
+                may be used again.
+            healthy: nodes to prefer.
+            wait_s: seconds to wait for the layers to be covered.
+
+        Raises:
+            MeshError: no route was found in time, with the last reason.
+        """
+        deadline = time.monotonic() + wait_s
+        while True:
+            for avoided in (failed, {}):
+                try:
+                    route = await self._select(model, max_tokens, avoided, healthy)
+                except MeshError as error:
+                    reason = error
+                else:
+                    if all(route.incarnations.get(node) != was for node, was in failed.items()):
+                        return route
+                    reason = MeshError(Code.UNAVAILABLE, f"no node but {', '.join(failed)} is left")
+            if reason.code is Code.NOT_FOUND or time.monotonic() + _RETRY_S > deadline:
+                raise reason
+            await asyncio.sleep(_RETRY_S)
+
+    async def _select(
+        self,
+        model: str,
+        max_tokens: int,
+        exclude: Mapping[NodeId, int],
+        prefer: Mapping[NodeId, int],
+    ) -> SelectedRoute:
         route = await self._control.select_route(
-            f"models/{model}", wire_versions=(WIRE_VERSION,), expected_tokens=max_tokens
+            f"models/{model}",
+            exclude=exclude,
+            prefer=prefer,
+            wire_versions=(WIRE_VERSION,),
+            expected_tokens=max_tokens,
         )
-        return RoutePipeline(self._client, to_hops(route), self._settings, max_tokens=max_tokens)
+        hops = to_hops(route)
+        incarnations = {
+            hop.node: chosen.incarnation for hop, chosen in zip(hops, route.hops, strict=True)
+        }
+        return SelectedRoute(hops, incarnations)

@@ -8,14 +8,21 @@ from typing import Annotated
 
 import typer
 
-from meshnet.cli.output import Json
+from meshnet import __version__
+from meshnet.cli.output import Json, print_json
 from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import API_TITLE, ControlServer, ControlSettings
+from meshnet.control.openapi import openapi
+from meshnet.control.stubs import SERVICES
 
-__all__ = ["control"]
+__all__ = ["app"]
+
+app = typer.Typer(invoke_without_command=True)
 
 
+@app.callback()
 def control(
+    context: typer.Context,
     listen: Annotated[
         str, typer.Option(help="HOST:PORT of the JSON face, /healthz and /metrics.")
     ] = "127.0.0.1:7070",
@@ -25,6 +32,13 @@ def control(
     lease_ttl: Annotated[
         float, typer.Option(min=0.5, max=3600, help="Seconds that a node may be silent.")
     ] = 10.0,
+    store: Annotated[
+        str,
+        typer.Option(
+            help="Where nodes are kept: memory, sqlite:PATH (outlives a restart), or "
+            "etcd://HOST:PORT[,HOST:PORT...] (shared by replicas)."
+        ),
+    ] = "memory",
     as_json: Json = False,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -32,6 +46,8 @@ def control(
 
     Example: meshnet control --listen 0.0.0.0:7070 --grpc-listen 0.0.0.0:7071
     """
+    if context.invoked_subcommand is not None:
+        return
     http_host, http_port = split_address(listen, "--listen", 7070)
     grpc_host, grpc_port = split_address(grpc_listen, "--grpc-listen", 7071)
     settings = ControlSettings(
@@ -40,6 +56,7 @@ def control(
         grpc_host=grpc_host,
         grpc_port=grpc_port,
         lease_ttl_s=lease_ttl,
+        store=store,
     )
 
     @asynccontextmanager
@@ -59,3 +76,9 @@ def control(
             await server.close()
 
     serve(service, exit_with_parent=exit_with_parent)
+
+
+@app.command("openapi")
+def print_openapi() -> None:
+    """Print the JSON face as OpenAPI 3.1, as a running one answers at /openapi.json."""
+    print_json(openapi(SERVICES, title=API_TITLE, version=__version__))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from meshnet import __version__, config
-from meshnet.cli import chat, control, demo, nodes, route, status, up
+from meshnet.cli import chat, control, demo, models, nodes, route, status, up
 from meshnet.cli.output import errors
 from meshnet.errors import ConfigError, MeshError
 
@@ -59,9 +59,10 @@ def _root(
 def _add_commands() -> None:
     app.command()(demo.demo)
     app.command()(up.up)
-    app.command()(control.control)
+    app.add_typer(control.app, name="control")
     app.command()(chat.chat)
     app.command()(route.route)
+    app.command()(models.models)
     app.command()(status.status)
     app.add_typer(nodes.app, name="nodes")
     for entry in sorted(entry_points(group="meshnet.commands"), key=lambda entry: entry.name):

@@ -7,30 +7,36 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from meshnet.cli.mesh import ControlUrl, ask, layers_text, to_json
+from meshnet.cli.mesh import ControlUrl, NodeArgument, ask, layers_text, to_json, to_node_id
 from meshnet.cli.output import Json, console, print_json
-from meshnet.errors import ConfigError
-from meshnet.topology import parse_node_id
+from meshnet.cli.watch import watch
+from meshnet.control.client import ControlClient
+from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.v1 import node_service_pb2 as nodes_pb2
 
 __all__ = ["app"]
 
 app = typer.Typer(help="See and steer the nodes of the mesh.", no_args_is_help=True)
+app.command("watch")(watch)
 
-NodeArgument = Annotated[str, typer.Argument(help="Id of the node, as `meshnet nodes list` shows.")]
+_LEFT = (nodes_pb2.NODE_STATE_DRAINED, nodes_pb2.NODE_STATE_LOST)
+_LABEL_TRIES = 3
 
 
 @app.command("list")
 def list_nodes(
     control: ControlUrl = None,
     model: Annotated[str | None, typer.Option(help="Only nodes of this model.")] = None,
+    region: Annotated[str, typer.Option(help="Only nodes in this region.")] = "",
     as_json: Json = False,
 ) -> None:
     """List the nodes: their layers, state, load and address."""
-    found = ask(control, lambda client: client.list_nodes(model=f"models/{model}" if model else ""))
+    request = nodes_pb2.ListNodesRequest(model=f"models/{model}" if model else "", region=region)
+    page = ask(control, lambda client: client.list_nodes_page(request))
     if as_json:
-        print_json([to_json(node) for node in found])
+        print_json(to_json(page))
         return
+    found = page.nodes
     if not found:
         console.print("No node is registered. Start one: meshnet node --help")
         return
@@ -39,7 +45,7 @@ def list_nodes(
         for shard in node.shards or [None]:
             table.add_row(
                 node.name.removeprefix("nodes/"),
-                state_text(node.state),
+                state_text(node),
                 shard.model.removeprefix("models/") if shard else "",
                 layers_text(shard.layers) if shard else "",
                 str(node.load.active_sessions),
@@ -52,9 +58,12 @@ def list_nodes(
 @app.command("get")
 def get_node(node: NodeArgument, control: ControlUrl = None, as_json: Json = False) -> None:
     """Show everything known of one node."""
-    node_id = _node_id(node)
+    node_id = to_node_id(node)
     found = ask(control, lambda client: client.get_node(node_id))
-    _show(found, as_json)
+    if as_json:
+        print_json(to_json(nodes_pb2.GetNodeResponse(node=found)))
+    else:
+        _show(found)
 
 
 @app.command("drain")
@@ -62,29 +71,136 @@ def drain_node(
     node: NodeArgument,
     control: ControlUrl = None,
     reason: Annotated[str, typer.Option(help="Shown to other operators.")] = "",
+    grace: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds after which sessions are cut off.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Keep new sessions off a node; those it holds go on."""
-    node_id = _node_id(node)
-    drained = ask(control, lambda client: client.drain(node_id, reason=reason))
+    """Keep new sessions off a node for good; those it holds go on."""
+    node_id = to_node_id(node)
+    drained = ask(control, lambda client: client.drain(node_id, reason=reason, grace_s=grace))
     if as_json:
-        print_json(to_json(drained))
+        print_json(to_json(nodes_pb2.DrainNodeResponse(node=drained)))
     else:
-        console.print(f"node {node} is {state_text(drained.state)}", highlight=False)
+        console.print(f"node {node_id} is {state_text(drained)}", highlight=False)
 
 
-def state_text(state: nodes_pb2.NodeState) -> str:
-    """Write a state as people say it."""
-    return nodes_pb2.NodeState.Name(state).removeprefix("NODE_STATE_").lower()
+@app.command("cordon")
+def cordon_node(node: NodeArgument, control: ControlUrl = None, as_json: Json = False) -> None:
+    """Keep a node out of new routes until it is uncordoned; what it holds goes on."""
+    _cordon(node, control, as_json=as_json, cordoned=True)
 
 
-def _show(node: nodes_pb2.Node, as_json: bool) -> None:
+@app.command("uncordon")
+def uncordon_node(node: NodeArgument, control: ControlUrl = None, as_json: Json = False) -> None:
+    """Let a cordoned node into new routes again."""
+    _cordon(node, control, as_json=as_json, cordoned=False)
+
+
+@app.command("label")
+def label_node(
+    node: NodeArgument,
+    changes: Annotated[
+        list[str], typer.Argument(help="KEY=VALUE sets a label, KEY- removes it.", metavar="LABEL")
+    ],
+    control: ControlUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Set and remove labels of a node.
+
+    Example: meshnet nodes label node-1 rack=7 owner-
+    """
+    node_id = to_node_id(node)
+    wanted = dict(_change(text) for text in changes)
+    updated = ask(control, lambda client: _label(client, node_id, wanted))
     if as_json:
-        print_json(to_json(node))
-        return
+        print_json(to_json(nodes_pb2.UpdateNodeResponse(node=updated)))
+    else:
+        console.print(f"node {node_id}: {labels_text(updated) or 'no labels'}", highlight=False)
+
+
+@app.command("remove")
+def remove_node(
+    node: NodeArgument,
+    control: ControlUrl = None,
+    force: Annotated[bool, typer.Option("--force", help="Even if it has not drained.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Forget a node that has drained or is lost. One that still runs registers again."""
+    node_id = to_node_id(node)
+    ask(control, lambda client: _remove(client, node_id, force=force))
+    if as_json:
+        print_json(to_json(nodes_pb2.DeregisterNodeResponse()))
+    else:
+        console.print(f"node {node_id} is removed", highlight=False)
+
+
+def state_text(node: nodes_pb2.Node) -> str:
+    """Write a node's state as people say it."""
+    state = nodes_pb2.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower()
+    return f"{state}, cordoned" if node.cordoned else state
+
+
+def labels_text(node: nodes_pb2.Node) -> str:
+    """Write a node's labels, in order of key."""
+    return " ".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
+
+
+def _cordon(node: str, control: str | None, *, as_json: bool, cordoned: bool) -> None:
+    node_id = to_node_id(node)
+    wanted = nodes_pb2.Node(name=f"nodes/{node_id}", cordoned=cordoned)
+    updated = ask(control, lambda client: client.update(wanted, ["cordoned"]))
+    if as_json:
+        print_json(to_json(nodes_pb2.UpdateNodeResponse(node=updated)))
+    else:
+        console.print(f"node {node_id} is {state_text(updated)}", highlight=False)
+
+
+def _change(text: str) -> tuple[str, str | None]:
+    """Read ``KEY=VALUE`` or ``KEY-``; gives the key and the value, None to remove it."""
+    key, equals, value = text.partition("=")
+    if equals and key:
+        return key, value
+    if not equals and len(key) > 1 and key.endswith("-"):
+        return key[:-1], None
+    raise ConfigError(f"{text!r}: expected KEY=VALUE, or KEY- to remove it", field="LABEL")
+
+
+async def _label(
+    client: ControlClient, node_id: str, wanted: dict[str, str | None]
+) -> nodes_pb2.Node:
+    """Change labels and keep the others; what another operator changed meanwhile stays."""
+    for left in reversed(range(_LABEL_TRIES)):
+        node = await client.get_node(node_id)
+        labels = dict(node.labels)
+        for key, value in wanted.items():
+            labels.pop(key, None)
+            if value is not None:
+                labels[key] = value
+        change = nodes_pb2.Node(name=node.name, etag=node.etag, labels=labels)
+        try:
+            return await client.update(change, ["labels"])
+        except MeshError as error:
+            if error.code is not Code.ABORTED or left == 0:
+                raise
+    raise AssertionError  # the last try gives or raises
+
+
+async def _remove(client: ControlClient, node_id: str, *, force: bool) -> None:
+    node = await client.get_node(node_id)
+    if not force and node.state not in _LEFT:
+        raise ConfigError(
+            f"node {node_id} is {state_text(node)}: drain it first, or use --force", field="NODE"
+        )
+    await client.deregister(node_id)
+
+
+def _show(node: nodes_pb2.Node) -> None:
     table = Table(show_header=False, box=None)
     table.add_row("node", node.name.removeprefix("nodes/"))
-    table.add_row("state", state_text(node.state))
+    table.add_row("state", state_text(node))
+    if node.drain_reason:
+        table.add_row("reason", node.drain_reason)
     for shard in node.shards:
         model = shard.model.removeprefix("models/")
         table.add_row("shard", f"{model}, layers {layers_text(shard.layers)}")
@@ -92,21 +208,20 @@ def _show(node: nodes_pb2.Node, as_json: bool) -> None:
     for endpoint in node.endpoints:
         table.add_row("address", endpoint.uri)
     if node.HasField("location"):
-        table.add_row("region", node.location.region)
-    table.add_row("sessions", str(node.load.active_sessions))
-    table.add_row("queue", str(node.load.queue_depth))
-    table.add_row(
-        "cache", f"{node.load.kv_cache_used_tokens} of {node.load.kv_cache_capacity_tokens} tokens"
-    )
+        table.add_row("region", f"{node.location.region} {node.location.zone}".strip())
+    if node.labels:
+        table.add_row("labels", labels_text(node))
+    load = node.load
+    table.add_row("sessions", str(load.active_sessions))
+    table.add_row("queue", str(load.queue_depth))
+    table.add_row("cache", f"{load.kv_cache_used_tokens} of {load.kv_cache_capacity_tokens} tokens")
+    if load.layer_microseconds:
+        table.add_row("layer", f"{load.layer_microseconds / 1000:.2f} ms a token")
+    for link in load.links:
+        speed = f", {link.bytes_per_second / 1e6:.0f} MB/s" if link.bytes_per_second else ""
+        rtt_ms = link.round_trip_microseconds / 1000
+        table.add_row(f"link to {link.node.removeprefix('nodes/')}", f"{rtt_ms:.2f} ms{speed}")
     table.add_row("version", node.software_version)
     table.add_row("registered", node.create_time.ToJsonString())
     table.add_row("heartbeat", node.heartbeat_time.ToJsonString())
     console.print(table)
-
-
-def _node_id(node: str) -> str:
-    """Take an id or a resource name; gives the id."""
-    try:
-        return parse_node_id(node.removeprefix("nodes/"))
-    except ValueError as error:
-        raise ConfigError(str(error), field="NODE") from None

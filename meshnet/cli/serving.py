@@ -91,7 +91,10 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     if exit_with_parent:
-        loop.add_reader(sys.stdin.fileno(), _stop_at_end_of_input, loop, stop)
+        try:
+            loop.add_reader(sys.stdin.fileno(), _stop_at_end_of_input, loop, stop)
+        except PermissionError:  # a file or /dev/null: no one holds the other end
+            stop.set()
     service = open_service()
     opening = loop.create_task(service.__aenter__())
     await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)

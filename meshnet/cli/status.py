@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import typer
-from rich.table import Table
 
-from meshnet.cli.mesh import ControlUrl, ask, layers_text, to_json
+from meshnet.cli.mesh import ControlUrl, ask, to_json
+from meshnet.cli.models import models_table
 from meshnet.cli.output import Json, console, print_json
 from meshnet.control.client import ControlClient
 from meshnet.v1 import route_service_pb2 as routes_pb2
@@ -20,7 +20,7 @@ def status(control: ControlUrl = None, as_json: Json = False) -> None:
     """
     found, models = ask(control, _ask_both)
     if as_json:
-        print_json({"status": to_json(found), "models": [to_json(model) for model in models]})
+        print_json(to_json(found))
     else:
         _show(found, models)
     if not found.serving or found.uncovered_models:
@@ -45,14 +45,4 @@ def _show(found: routes_pb2.GetStatusResponse, models: list[routes_pb2.Model]) -
     )
     if not models:
         return
-    table = Table("model", "layers", "replicas (least)", "uncovered", box=None)
-    for model in models:
-        uncovered = ", ".join(layers_text(layers) for layers in model.uncovered)
-        replicas = min(model.ready_replicas, default=0)
-        table.add_row(
-            model.name.removeprefix("models/"),
-            str(model.layer_count),
-            str(replicas),
-            uncovered or "none",
-        )
-    console.print(table)
+    console.print(models_table(models))

@@ -122,7 +122,7 @@ async def local_mesh(
                         f"{shard.start}:{shard.end}",
                     ),
                     *("--listen", "127.0.0.1:0", "--control", listening["control"]),
-                    *("--threads", str(_threads())),
+                    *("--threads", str(_threads(num_nodes))),
                 )
             )
         for node in nodes:
@@ -137,9 +137,9 @@ async def local_mesh(
         )
 
 
-def _threads() -> int:
-    """Give each node every core: one session keeps one node busy at a time."""
-    return os.cpu_count() or 1
+def _threads(num_nodes: int) -> int:
+    """Share the cores out: threads of several nodes that wait for each other's cores cost more."""
+    return max(1, (os.cpu_count() or 1) // num_nodes)
 
 
 def up(

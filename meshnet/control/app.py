@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,22 +16,25 @@ from typing import Final, NamedTuple
 import grpc
 from aiohttp import web
 
-from meshnet.control.httpmeta import mesh_error_answer
+import meshnet
+from meshnet.control.http_face import HttpFace
 from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
+from meshnet.control.openapi import openapi
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
-from meshnet.control.store import MemoryStore
+from meshnet.control.store_url import make_store
 from meshnet.control.stubs import SERVICES, add_nodes, add_routes
-from meshnet.control.transcode import MAX_BODY_BYTES, Transcoder
-from meshnet.errors import Code, ConfigError, MeshError
-from meshnet.listen import BACKLOG, host_port, listen
+from meshnet.control.transcode import Transcoder
+from meshnet.errors import ConfigError, MeshError
+from meshnet.listen import host_port, listen
 
-__all__ = ["Addresses", "ControlServer", "ControlSettings"]
+__all__ = ["AGE_KEY", "API_TITLE", "Addresses", "ControlServer", "ControlSettings"]
 
-EXPIRY_INTERVAL_S: Final = 0.25
+AGE_KEY: Final = "meshnet-store-age-ms"
+"""Trailing metadata of unary calls while the store is away: how old what is read may be."""
 
-_log = logging.getLogger(__name__)
+API_TITLE: Final = "meshnet control plane"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class ControlSettings:
         bookmark_interval_s: how often a quiet watch says that it lives.
         close_grace_s: what running calls get when the server closes.
         replica_id: name of this replica; empty for a random one.
+        store: where the registry is kept: ``memory``, ``sqlite:PATH``, or
+            ``etcd://HOST:PORT[,HOST:PORT...]``, which several replicas share.
     """
 
     http_host: str = "127.0.0.1"
@@ -64,6 +66,7 @@ class ControlSettings:
     bookmark_interval_s: float = 10.0
     close_grace_s: float = 1.0
     replica_id: str = ""
+    store: str = "memory"
 
     def __post_init__(self) -> None:
         """Refuse times that cannot be.
@@ -90,6 +93,9 @@ class ControlServer:
     Args:
         settings: see there.
         clock: monotonic seconds, for leases.
+
+    Raises:
+        ConfigError: the store's address cannot be read.
     """
 
     def __init__(
@@ -97,26 +103,32 @@ class ControlServer:
     ) -> None:
         self._settings = settings
         self._metrics = ControlMetrics()
-        self._store = MemoryStore(clock, time.time, forget_after_s=settings.forget_after_s)
+        self._store = make_store(settings.store, clock, settings.forget_after_s)
         times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
         nodes = NodeService(self._store, times, bookmark_interval_s=settings.bookmark_interval_s)
-        routes = RouteService(self._store, settings.replica_id or secrets.token_hex(4))
+        routes = RouteService(
+            self._store,
+            settings.replica_id or secrets.token_hex(4),
+            bookmark_interval_s=settings.bookmark_interval_s,
+        )
         self._rpc = RpcServer(
             (partial(add_nodes, nodes), partial(add_routes, routes)),
             [service.full_name for service in SERVICES],
             self._metrics.observe,
+            self._age,
         )
         self._grpc_port = 0
         self._folder: Path | None = None
         self._channel: grpc.aio.Channel | None = None
-        self._runner: web.AppRunner | None = None
-        self._expiry: asyncio.Task[None] | None = None
+        self._face: HttpFace | None = None
 
     async def start(self) -> Addresses:
         """Take both addresses, then serve.
 
         Raises:
-            ConfigError: an address is taken or not this machine's; nothing was started.
+            ConfigError: an address is taken or not this machine's, or the store cannot be
+                opened; nothing was started.
+            MeshError: UNAVAILABLE, the store is away.
         """
         settings = self._settings
         listener = await listen(settings.http_host, settings.http_port, "http_port")
@@ -127,21 +139,21 @@ class ControlServer:
             self._grpc_port = self._rpc.bind(settings.grpc_host, settings.grpc_port)
             self._folder = Path(tempfile.mkdtemp(prefix="meshnet-"))
             target = self._rpc.bind_unix(str(self._folder / "grpc.sock"))
-        except ConfigError:
+            await self._store.open()
+        except MeshError:
             listener.close()
             await self.close()
             raise
         await self._rpc.start()
         self._channel = grpc.aio.insecure_channel(target)
-        self._runner = web.AppRunner(
-            self._application(Transcoder(self._channel, SERVICES)),
-            handler_cancellation=True,  # a client that goes away cancels its call
-            access_log=None,
-            shutdown_timeout=settings.close_grace_s,
-        )
-        await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=BACKLOG).start()
-        self._expiry = asyncio.create_task(self._expire())
+        own = {
+            "/healthz": self._healthz,
+            "/metrics": self._render_metrics,
+            "/openapi.json": self._describe,
+        }
+        transcoder = Transcoder(self._channel, SERVICES)
+        self._face = HttpFace(transcoder.handle, own, settings.close_grace_s)
+        await self._face.start(listener)
         port = listener.getsockname()[1]
         return Addresses(
             host_port(settings.http_host, port), host_port(settings.grpc_host, self._grpc_port)
@@ -149,57 +161,37 @@ class ControlServer:
 
     async def close(self) -> None:
         """End watches, give running calls a moment, stop serving."""
-        self._store.close()
-        if self._expiry is not None:
-            self._expiry.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._expiry
-        if self._runner is not None:
-            await self._runner.cleanup()
+        self._store.stop()
+        if self._face is not None:
+            await self._face.close()
         if self._channel is not None:
             await self._channel.close()
         await self._rpc.close(self._settings.close_grace_s)
+        await self._store.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _application(self, transcoder: Transcoder) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_status])
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/metrics", self._render_metrics)
-        app.router.add_route("*", "/{path:.*}", transcoder.handle)
-        return app
+    def _age(self) -> tuple[tuple[str, str], ...]:
+        """Give the metadata that states how old answers may be, while the store is away."""
+        health = self._store.health()
+        if health.is_connected:
+            return ()
+        return ((AGE_KEY, str(int(health.age_s * 1000))),)
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
+    async def _healthz(self, _request: web.BaseRequest) -> web.Response:
         snapshot = await self._store.snapshot()
         return web.json_response(
-            {"status": "ok", "grpc_port": self._grpc_port, "revision": str(snapshot.revision)}
+            {
+                "status": "ok" if snapshot.health.is_connected else "the store is away",
+                "grpc_port": self._grpc_port,
+                "revision": str(snapshot.revision),
+                "store_age_s": round(snapshot.health.age_s, 3),
+            }
         )
 
-    async def _render_metrics(self, _request: web.Request) -> web.Response:
+    async def _describe(self, _request: web.BaseRequest) -> web.Response:
+        return web.json_response(openapi(SERVICES, title=API_TITLE, version=meshnet.__version__))
+
+    async def _render_metrics(self, _request: web.BaseRequest) -> web.Response:
         body = self._metrics.render(await self._store.snapshot())
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-    async def _expire(self) -> None:
-        """Notice ended leases even when nobody asks, so that watches hear of them."""
-        while True:
-            await asyncio.sleep(EXPIRY_INTERVAL_S)
-            self._store.expire()
-
-
-@web.middleware
-async def _as_status(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Answer aiohttp's own errors (``OPTIONS *``) in Status JSON, as all others are."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        by_status = {code.http_status: code for code in reversed(Code)}
-        code = by_status.get(error.status, Code.INVALID_ARGUMENT)
-    except Exception:  # noqa: BLE001 - the edge: no traceback is an answer
-        _log.exception("%s %s failed", request.method, request.path)
-        code = Code.INTERNAL
-    number, headers, body = mesh_error_answer(
-        MeshError(code, f"{request.method} {request.path[:200]!r} cannot be answered")
-    )
-    return web.Response(status=number, headers=headers, body=body)

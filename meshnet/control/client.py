@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from meshnet.control.connection import Connection
+from meshnet.control.connection import Replicas
 from meshnet.control.status import from_status, status_of
 from meshnet.control.stubs import node_stub, route_stub
 from meshnet.control.validate import endpoint_address, node_id_of
@@ -23,6 +23,8 @@ from meshnet.v1 import types_pb2
 
 __all__ = ["ClientSettings", "ControlClient", "to_hops"]
 
+_PAGE_SIZE = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
@@ -31,12 +33,15 @@ class ClientSettings:
     Attributes:
         timeout_s: for a call with all its retries.
         attempt_timeout_s: for one attempt.
+        failover_timeout_s: for one attempt, if there are several replicas; longer than a
+            replica needs to find a member of etcd that answers.
         backoff_s: before the first retry; doubles, with jitter.
         max_backoff_s: at most.
     """
 
     timeout_s: float = 10.0
     attempt_timeout_s: float = 5.0
+    failover_timeout_s: float = 3.5
     backoff_s: float = 0.05
     max_backoff_s: float = 1.0
 
@@ -46,20 +51,22 @@ class ControlClient:
 
     Every method raises MeshError alone, with reason and field as the server gave them.
     An attempt that got no answer (UNAVAILABLE without a reason) is tried again until the
-    call's time is up; every call is safe to repeat.
+    call's time is up; every call is safe to repeat. Of several replicas one is asked for as
+    long as it answers; if it does not, or if its store is away, the next one is asked at once.
 
     Args:
         url: ``grpc://HOST:PORT``, ``HOST:PORT``, or ``http://HOST:PORT`` of the JSON face,
-            which is then asked for the port of the gRPC face.
+            which is then asked for the port of the gRPC face; of several replicas, all of
+            them with commas between.
         settings: see there.
 
     Raises:
-        ConfigError: `url` is none of these.
+        ConfigError: `url` is none of these, naming the part at fault.
     """
 
     def __init__(self, url: str, settings: ClientSettings | None = None) -> None:
         self._settings = settings or ClientSettings()
-        self._connection = Connection(url)
+        self._replicas = Replicas(url)
 
     async def __aenter__(self) -> Self:
         """Give the client; it connects with its first call."""
@@ -70,8 +77,8 @@ class ControlClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; running calls are cancelled."""
-        await self._connection.close()
+        """Close all connections; running calls are cancelled."""
+        await self._replicas.close()
 
     async def register(
         self, node_id: str, node: node_pb.Node, *, ttl_s: float | None = None
@@ -114,16 +121,21 @@ class ControlClient:
         self, *, model: str = "", region: str = "", states: Iterable[node_pb.NodeState] = ()
     ) -> list[node_pb.Node]:
         """Give all nodes that pass the filters, page by page."""
-        request = node_pb.ListNodesRequest(
-            page_size=1000, model=model, region=region, states=list(states)
-        )
+        request = node_pb.ListNodesRequest(model=model, region=region, states=list(states))
+        return list((await self.list_nodes_page(request)).nodes)
+
+    async def list_nodes_page(self, request: node_pb.ListNodesRequest) -> node_pb.ListNodesResponse:
+        """Give all nodes as one page, with the revision of the last one that was read."""
+        asked = node_pb.ListNodesRequest()
+        asked.CopyFrom(request)
         nodes: list[node_pb.Node] = []
+        asked.page_size = _PAGE_SIZE
         while True:
-            response: node_pb.ListNodesResponse = await self._nodes("ListNodes", request)
+            response: node_pb.ListNodesResponse = await self._nodes("ListNodes", asked)
             nodes += response.nodes
             if not response.next_page_token:
-                return nodes
-            request.page_token = response.next_page_token
+                return node_pb.ListNodesResponse(nodes=nodes, revision=response.revision)
+            asked.page_token = response.next_page_token
 
     async def drain(
         self, node_id: str, *, grace_s: float | None = None, reason: str = ""
@@ -133,6 +145,13 @@ class ControlClient:
         if grace_s is not None:
             request.grace_period.FromMilliseconds(int(grace_s * 1000))
         response: node_pb.DrainNodeResponse = await self._nodes("DrainNode", request)
+        return response.node
+
+    async def update(self, node: node_pb.Node, paths: Iterable[str]) -> node_pb.Node:
+        """Change the fields `paths` (labels, weight, cordoned) of the node that `node` names."""
+        request = node_pb.UpdateNodeRequest(node=node)
+        request.update_mask.paths.extend(paths)
+        response: node_pb.UpdateNodeResponse = await self._nodes("UpdateNode", request)
         return response.node
 
     async def deregister(self, node_id: str, *, allow_missing: bool = True) -> None:
@@ -149,14 +168,17 @@ class ControlClient:
         request = node_pb.WatchNodesRequest(
             start_revision=start_revision, model=model, include_load=include_load
         )
-        call = node_stub(await self._connection.open(self._settings.attempt_timeout_s)).WatchNodes(
-            request
-        )
+        connection = self._replicas.current
+        channel = await connection.open(self._settings.attempt_timeout_s)
+        call = node_stub(channel).WatchNodes(request)
         try:
             async for response in call:
                 yield response
-        except grpc.aio.AioRpcError as error:
-            raise _mesh_error(error) from None
+        except grpc.aio.AioRpcError as rpc_error:
+            error = _mesh_error(rpc_error)
+            if self._may_ask_again(error):
+                self._replicas.leave(connection)  # the next watch goes elsewhere
+            raise error from None
         finally:
             call.cancel()
 
@@ -169,6 +191,7 @@ class ControlClient:
         prefer: Iterable[str] = (),
         region: str = "",
         wire_versions: Iterable[int] = (),
+        encodings: Iterable[str] = (),
         expected_tokens: int = 0,
     ) -> route_pb.Route:
         """Select the best route for a session; `exclude` and `prefer` are node ids.
@@ -183,14 +206,40 @@ class ControlClient:
             prefer_nodes=[f"nodes/{node_id}" for node_id in prefer],
             region=region,
             wire_versions=list(wire_versions),
+            encodings=list(encodings),
             expected_tokens=expected_tokens,
         )
         response: route_pb.SelectRouteResponse = await self._routes("SelectRoute", request)
         return response.routes[0]
 
+    async def explain_routes(
+        self,
+        model: str,
+        *,
+        exclude: Iterable[str] = (),
+        region: str = "",
+        expected_tokens: int = 0,
+        max_routes: int = 1,
+    ) -> route_pb.SelectRouteResponse:
+        """Give the routes that a session would get, and the nodes left out; counts none.
+
+        Raises:
+            RouteError: as `select_route`.
+        """
+        request = route_pb.SelectRouteRequest(
+            model=model,
+            exclude_nodes=[f"nodes/{node_id}" for node_id in exclude],
+            region=region,
+            expected_tokens=expected_tokens,
+            max_routes=max_routes,
+            explain=True,
+        )
+        response: route_pb.SelectRouteResponse = await self._routes("SelectRoute", request)
+        return response
+
     async def list_models(self) -> list[route_pb.Model]:
         """Give all models, page by page."""
-        request = route_pb.ListModelsRequest(page_size=1000)
+        request = route_pb.ListModelsRequest(page_size=_PAGE_SIZE)
         models: list[route_pb.Model] = []
         while True:
             response: route_pb.ListModelsResponse = await self._routes("ListModels", request)
@@ -226,26 +275,49 @@ class ControlClient:
         settings = self._settings
         deadline_s = time.monotonic() + (timeout_s or settings.timeout_s)
         backoff_s = settings.backoff_s
+        left_to_ask = len(self._replicas)
         while True:
+            connection = self._replicas.current
             left_s = deadline_s - time.monotonic()
-            attempt_s = max(0.001, min(left_s, settings.attempt_timeout_s))
+            attempt_s = max(0.001, min(left_s, self._attempt_timeout_s))
             try:
-                return await method(await self._connection.open(attempt_s))(
-                    request, timeout=attempt_s
-                )
+                channel = await connection.open(attempt_s)
+                return await method(channel)(request, timeout=attempt_s)
             except grpc.aio.AioRpcError as rpc_error:
                 error = _mesh_error(rpc_error)
             except MeshError as mesh_error:
                 error = mesh_error
             except grpc.aio.UsageError:  # closed under the call
                 raise MeshError(Code.CANCELLED, "the client was closed") from None
-            unanswered = error.code is Code.UNAVAILABLE and error.reason is None
-            pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
-            if not unanswered or time.monotonic() + pause_s >= deadline_s:
+            if not self._may_ask_again(error):
                 raise error
-            self._connection.doubt()
+            self._replicas.leave(connection)
+            left_to_ask -= 1
+            if left_to_ask > 0 and time.monotonic() < deadline_s:
+                continue  # at another replica, at once
+            pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
+            if time.monotonic() + pause_s >= deadline_s:
+                raise error
             await asyncio.sleep(pause_s)
             backoff_s = min(2 * backoff_s, settings.max_backoff_s)
+            left_to_ask = len(self._replicas)
+
+    @property
+    def _attempt_timeout_s(self) -> float:
+        """Seconds for one attempt: shorter while another replica can be asked."""
+        has_others = len(self._replicas) > 1
+        settings = self._settings
+        return settings.failover_timeout_s if has_others else settings.attempt_timeout_s
+
+    def _may_ask_again(self, error: MeshError) -> bool:
+        """Whether the call got no answer that another attempt could not better."""
+        if error.code is Code.UNAVAILABLE and error.reason is None:
+            return True
+        has_others = len(self._replicas) > 1
+        return has_others and (
+            error.reason in ("STORE_UNAVAILABLE", "STOPPING")
+            or (error.code is Code.DEADLINE_EXCEEDED and error.reason is None)
+        )
 
 
 def to_hops(route: route_pb.Route) -> Route:

@@ -1,4 +1,4 @@
-"""Where a control plane is, and the channel to its gRPC face."""
+"""Where the replicas of a control plane are, and the channels to their gRPC faces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshnet.control.keepalive import CLIENT_OPTIONS
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.listen import host_port
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "Replicas"]
 
 _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -99,3 +99,38 @@ class Connection:
         if not isinstance(port, int) or not 0 < port < 65536:
             raise ConfigError(f"{where} is not a control plane: no grpc_port", field="control")
         return port
+
+
+class Replicas:
+    """The replicas of a control plane, of which one is asked until it is left.
+
+    Args:
+        urls: addresses as for Connection, with commas between.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
+
+    def __init__(self, urls: str) -> None:
+        self._connections = [Connection(url.strip()) for url in urls.split(",")]
+        self._current = 0
+
+    def __len__(self) -> int:
+        """Give the number of replicas."""
+        return len(self._connections)
+
+    @property
+    def current(self) -> Connection:
+        """Give the one to ask."""
+        return self._connections[self._current]
+
+    def leave(self, connection: Connection) -> None:
+        """Ask the next one from now on, if `connection` is the one asked, which did not answer."""
+        connection.doubt()
+        if connection is self.current:
+            self._current = (self._current + 1) % len(self)
+
+    async def close(self) -> None:
+        """Close all channels; running calls are cancelled."""
+        for connection in self._connections:
+            await connection.close()

@@ -45,6 +45,9 @@ class Binding:
 class HttpRules:
     """The bindings of some services.
 
+    Attributes:
+        bindings: most particular first.
+
     Raises:
         ValueError: an annotation that breaks http.proto's rules or this server's: two
             bindings of the same paths, client streaming, or response_body.
@@ -59,7 +62,9 @@ class HttpRules:
             if shape in seen:
                 raise ValueError(f"{binding.rpc} and {seen[shape].rpc} are bound to the same paths")
             seen[shape] = binding
-        self._bindings = sorted(bindings, key=lambda binding: binding.template.precedence)
+        self.bindings: Sequence[Binding] = sorted(
+            bindings, key=lambda binding: binding.template.precedence
+        )
 
     def find(self, raw_path: str) -> Sequence[tuple[Binding, Mapping[str, str]]]:
         """Give the bindings of all HTTP methods that a path fits, most particular first.
@@ -71,7 +76,7 @@ class HttpRules:
         """
         segments = split_path(raw_path)
         found = []
-        for binding in self._bindings:
+        for binding in self.bindings:
             values = binding.template.match(segments)
             if values is not None:
                 found.append((binding, values))

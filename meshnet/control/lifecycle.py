@@ -12,7 +12,16 @@ from meshnet.errors import Code, MeshError
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as pb
 
-__all__ = ["Record", "desired_state", "drain", "heartbeat", "lose", "register"]
+__all__ = [
+    "Record",
+    "desired_state",
+    "drain",
+    "existing",
+    "heartbeat",
+    "lose",
+    "models_of",
+    "register",
+]
 
 _LEAVING = (pb.NODE_STATE_DRAINING, pb.NODE_STATE_DRAINED)
 _OUTPUT_ONLY = ("state", "load", "create_time", "heartbeat_time", "drain_reason")
@@ -37,6 +46,34 @@ class Record:
         node = pb.Node()
         node.CopyFrom(self.node)
         return Record(node, self.drain_until_s, self.lost_at_s)
+
+
+def existing(record: Record | None, node_id: NodeId, etag: str) -> Record:
+    """Give the record that a call names.
+
+    Raises:
+        MeshError: NOT_FOUND, there is none; ABORTED, `etag` is neither empty nor the node's.
+    """
+    if record is None:
+        raise MeshError(
+            Code.NOT_FOUND,
+            f"node {node_id!r} is not registered",
+            field="name",
+            reason="NODE_UNKNOWN",
+        )
+    if etag not in ("", record.node.etag):
+        raise MeshError(
+            Code.ABORTED,
+            f"node {node_id!r} has changed: its etag is {record.node.etag!r}, not {etag!r}",
+            field="etag",
+            reason="ETAG_MISMATCH",
+        )
+    return record
+
+
+def models_of(record: Record | None) -> frozenset[str]:
+    """Give the models that a node serves; none for no node."""
+    return frozenset(shard.model for shard in record.node.shards) if record else frozenset()
 
 
 def register(node_id: NodeId, node: pb.Node, before: Record | None, wall_s: float) -> Record:
@@ -115,6 +152,8 @@ def lose(before: Record, now: float) -> Record:
     return record
 
 
-def desired_state(state: pb.NodeState) -> pb.NodeState:
-    """Give the state that the control plane wants of a node in `state`."""
-    return state if state in _LEAVING else pb.NODE_STATE_READY
+def desired_state(node: pb.Node) -> pb.NodeState:
+    """Give the state that the control plane wants of a node: what it leaves for, or cordoned."""
+    if node.state in _LEAVING:
+        return node.state
+    return pb.NODE_STATE_CORDONED if node.cordoned else pb.NODE_STATE_READY

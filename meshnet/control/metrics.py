@@ -38,6 +38,12 @@ class ControlMetrics:
             registry=self._registry,
         )
 
+        self._store_age = Gauge(
+            "meshnet_control_store_age_seconds",
+            "Seconds since the store was last known to answer, 0 while it does.",
+            registry=self._registry,
+        )
+
     def observe(self, method: str, code: str, seconds: float) -> None:
         """Count a call that ended."""
         self._calls.labels(method, code).inc()
@@ -51,4 +57,5 @@ class ControlMetrics:
                 count = sum(node.state == number for node in snapshot.nodes)
                 self._nodes.labels(label).set(count)
         self._sessions.set(sum(node.load.active_sessions for node in snapshot.nodes))
+        self._store_age.set(snapshot.health.age_s)
         return generate_latest(self._registry)

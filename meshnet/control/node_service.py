@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshnet.control.paging import page_of
-from meshnet.control.registry import Event, RegistryStore
+from meshnet.control.registry import Event, Store
 from meshnet.control.validate import (
     check_labels,
+    check_load,
     check_model,
     check_node,
     check_node_id,
@@ -48,7 +49,7 @@ class NodeService:
     """
 
     def __init__(
-        self, store: RegistryStore, times: LeaseTimes, *, bookmark_interval_s: float = 10.0
+        self, store: Store, times: LeaseTimes, *, bookmark_interval_s: float = 10.0
     ) -> None:
         self._store = store
         self._times = times
@@ -75,6 +76,7 @@ class NodeService:
     ) -> pb.HeartbeatResponse:
         """Renew a node's lease."""
         check_required(request)
+        check_load(request.load, "load")
         beat = await self._store.heartbeat(node_id_of(request.name), request)
         response = pb.HeartbeatResponse(
             lease=_lease(beat.lease), desired_state=beat.desired_state, revision=beat.revision

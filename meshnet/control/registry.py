@@ -6,19 +6,55 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from meshnet.errors import Code, MeshError
 from meshnet.lease import Lease
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as pb
 
-__all__ = ["Event", "Heartbeat", "RegistryStore", "Snapshot"]
+__all__ = ["Event", "Heartbeat", "Snapshot", "Store", "StoreHealth", "away"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    """Whether a store answers.
+
+    Attributes:
+        is_connected: whether what it holds is current, and writes are taken.
+        age_s: seconds since what it holds was last known to be current; 0 if it is.
+        problem: why it is not connected, for people.
+    """
+
+    is_connected: bool = True
+    age_s: float = 0.0
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All nodes at one revision, in order of name; the messages are not to be changed."""
+    """All nodes at one revision, in order of name; the messages are not to be changed.
+
+    Attributes:
+        nodes: the nodes.
+        revision: of the registry.
+        unconfirmed: nodes that are not LOST as far as is known, but of which nothing was
+            heard for longer than their lease: not to be routed to.
+        health: of the store.
+    """
 
     nodes: tuple[pb.Node, ...]
     revision: int
+    unconfirmed: frozenset[NodeId] = frozenset()
+    health: StoreHealth = StoreHealth()
+
+    def explain(self, error: MeshError) -> MeshError:
+        """Give the error to answer with where none of the confirmed nodes would do."""
+        if not self.unconfirmed:
+            return error
+        return away(
+            "the store",
+            f"{self.health.problem or 'it was away'}; {len(self.unconfirmed)} nodes have not been "
+            f"heard of for longer than their leases, and without them: {error.message}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +86,33 @@ class Heartbeat:
     revision: int
 
 
-class RegistryStore(Protocol):
-    """What the services need of a registry; every method raises MeshError alone."""
+class Store(Protocol):
+    """A registry of nodes under leases; every method raises MeshError alone.
+
+    A lease never ends before its time to live has passed since the last renewal, by a
+    monotonic clock, and never comes back once it has ended. What was written through a
+    store is in what is read from it next.
+    """
+
+    async def open(self) -> None:
+        """Get ready to serve.
+
+        Raises:
+            MeshError: what is kept cannot be reached or read.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End all watches; calls that run may go on."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; may be called more than once, and without `open`."""
+        ...
+
+    def health(self) -> StoreHealth:
+        """Tell whether the store answers."""
+        ...
 
     async def register(
         self, node_id: NodeId, node: pb.Node, address: str, ttl_s: float
@@ -88,3 +149,13 @@ class RegistryStore(Protocol):
     def watch(self, after: int) -> AsyncGenerator[Event, None]:
         """Give each change after revision `after`, and load reports as they come."""
         ...
+
+
+def away(what: str, problem: str) -> MeshError:
+    """Make the error for a store that does not answer: others may, and it may soon."""
+    return MeshError(
+        Code.UNAVAILABLE,
+        f"{what} does not answer: {problem}"[:500],
+        reason="STORE_UNAVAILABLE",
+        retry_after_s=1.0,
+    )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import meshnet
+from meshnet.candidate import Candidate, RouteQuery
+from meshnet.control.candidates import Candidates, candidates_of
 from meshnet.control.paging import page_of
-from meshnet.control.registry import RegistryStore, Snapshot
+from meshnet.control.registry import Snapshot, Store
 from meshnet.control.validate import check_model, check_required, invalid, node_id_of
-from meshnet.errors import Code, MeshError, RouteError
-from meshnet.routing import Candidate, RouteQuery, Selected, select_routes, uncovered_layers
-from meshnet.topology import LayerRange, NodeId
+from meshnet.coverage import left_out, uncovered_layers
+from meshnet.errors import Code, RouteError
+from meshnet.routing import RouteTable, Selected, Stage
+from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as node_pb
 from meshnet.v1 import route_service_pb2 as pb
 from meshnet.v1 import types_pb2
@@ -21,7 +25,12 @@ from meshnet.v1 import types_pb2
 __all__ = ["RouteService"]
 
 MAX_ROUTES: Final = 8
-DEFAULT_WEIGHT: Final = 100
+_CLASSES: Final = {
+    types_pb2.ROUTE_CLASS_UNSPECIFIED: "",
+    types_pb2.ROUTE_CLASS_LAN: "lan",
+    types_pb2.ROUTE_CLASS_RELAY: "relay",
+}
+_CLASS_NUMBERS: Final = {name: number for number, name in _CLASSES.items()}
 
 
 class RouteService:
@@ -31,9 +40,11 @@ class RouteService:
     reached a node's load report yet are counted.
     """
 
-    def __init__(self, store: RegistryStore, replica_id: str) -> None:
+    def __init__(self, store: Store, replica_id: str, *, bookmark_interval_s: float = 10.0) -> None:
         self._store = store
         self._replica_id = replica_id
+        self._bookmark_interval_s = bookmark_interval_s
+        self._candidates = Candidates()
         self._turns: Counter[NodeId] = Counter()
         self._assigned: dict[NodeId, tuple[int, int]] = {}  # heartbeat time in ns, sessions since
 
@@ -43,48 +54,65 @@ class RouteService:
         """Select routes for a new session."""
         check_required(request)
         check_model(request.model, "model")
-        if request.max_routes > MAX_ROUTES:
-            raise invalid("max_routes", f"{request.max_routes}: expected at most {MAX_ROUTES}")
+        _check_wanted(request.max_routes, request.route_class)
         snapshot = await self._store.snapshot()
+        table = self._candidates.table(snapshot)
         query = RouteQuery(
             request.model,
             digest=request.model_digest,
-            exclude=_node_ids(request.exclude_nodes, "exclude_nodes"),
+            exclude=_node_ids(request.exclude_nodes, "exclude_nodes") | snapshot.unconfirmed,
             prefer=_node_ids(request.prefer_nodes, "prefer_nodes"),
             region=request.region,
+            route_class=_CLASSES[request.route_class],
             wire_versions=tuple(request.wire_versions),
+            encodings=tuple(request.encodings) or None,
             expected_tokens=request.expected_tokens,
             max_routes=request.max_routes,
-            assigned=self._assigned_since_report(snapshot),
+            assigned=self._assigned_since_report(),
             turns=self._turns,
         )
-        routes = select_routes(_candidates(snapshot), query)
-        self._remember(routes[0], snapshot)
-        return pb.SelectRouteResponse(
-            routes=_messages(routes, snapshot), revision=snapshot.revision
-        )
+        try:
+            routes = table.select(query)
+        except RouteError as error:
+            raise snapshot.explain(error) from None
+        response = pb.SelectRouteResponse(routes=self._messages(routes), revision=snapshot.revision)
+        if request.explain:
+            response.left_out.extend(self._left_out(table, query))
+        else:
+            self._remember(routes[0])
+        return response
 
     async def WatchRoutes(  # noqa: N802
         self, request: pb.WatchRoutesRequest, _context: object
     ) -> AsyncIterator[pb.WatchRoutesResponse]:
-        """Stream the best routes whenever they change."""
+        """Stream the best routes whenever they change, and in quiet times as they are."""
         check_required(request)
         check_model(request.model, "model")
-        if request.max_routes > MAX_ROUTES:
-            raise invalid("max_routes", f"{request.max_routes}: expected at most {MAX_ROUTES}")
+        _check_wanted(request.max_routes)
         query = RouteQuery(request.model, region=request.region, max_routes=request.max_routes)
         snapshot = await self._store.snapshot()
-        sent = _routes_now(snapshot, query)
+        sent = self._routes_now(snapshot, query)
         yield pb.WatchRoutesResponse(routes=sent, revision=snapshot.revision)
-        async with aclosing(self._store.watch(snapshot.revision)) as events:
-            async for event in events:
-                if event.is_load:
-                    continue
+        events = self._store.watch(snapshot.revision)
+        following = asyncio.ensure_future(anext(events))
+        try:
+            while True:
+                await asyncio.wait((following,), timeout=self._bookmark_interval_s)
+                is_quiet = not following.done()
+                if not is_quiet:
+                    event = following.result()
+                    following = asyncio.ensure_future(anext(events))
+                    if event.is_load:
+                        continue
                 snapshot = await self._store.snapshot()
-                routes = _routes_now(snapshot, query)
-                if routes != sent:
+                routes = self._routes_now(snapshot, query)
+                if is_quiet or not _are_equal(routes, sent):
                     sent = routes
                     yield pb.WatchRoutesResponse(routes=sent, revision=snapshot.revision)
+        finally:
+            following.cancel()
+            await asyncio.wait((following,))
+            await events.aclose()
 
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, _context: object
@@ -119,107 +147,119 @@ class RouteService:
         counts = Counter(node_pb.NodeState.Name(node.state) for node in snapshot.nodes)
         models = _models(snapshot)
         covered = {model.name for model in models if not model.uncovered}
-        return pb.GetStatusResponse(
-            serving=True,
+        health = snapshot.health
+        response = pb.GetStatusResponse(
+            serving=health.is_connected,
             replica_id=self._replica_id,
-            store_connected=True,
+            store_connected=health.is_connected,
             revision=snapshot.revision,
             node_counts=counts,
             uncovered_models=sorted({model.name for model in models} - covered),
             software_version=meshnet.__version__,
         )
+        if not health.is_connected:
+            response.store_age.FromMilliseconds(int(health.age_s * 1000))
+        return response
 
-    def _assigned_since_report(self, snapshot: Snapshot) -> dict[NodeId, int]:
+    def _assigned_since_report(self) -> dict[NodeId, int]:
         """Give the sessions assigned to each node since its last heartbeat; forget the rest."""
-        reported = {_id(node): node.heartbeat_time.ToNanoseconds() for node in snapshot.nodes}
         self._assigned = {
             node: (at, count)
             for node, (at, count) in self._assigned.items()
-            if reported.get(node) == at
+            if self._reported(node) == at
         }
-        for node in [node for node in self._turns if node not in reported]:
+        for node in [node for node in self._turns if node not in self._candidates.nodes]:
             del self._turns[node]
         return {node: count for node, (_, count) in self._assigned.items()}
 
-    def _remember(self, route: Selected, snapshot: Snapshot) -> None:
-        times = {_id(node): node.heartbeat_time.ToNanoseconds() for node in snapshot.nodes}
+    def _remember(self, route: Selected) -> None:
         for stage in route.stages:
             self._turns[stage.node] += 1
             _, count = self._assigned.get(stage.node, (0, 0))
-            self._assigned[stage.node] = (times[stage.node], count + 1)
+            self._assigned[stage.node] = (self._reported(stage.node) or 0, count + 1)
+
+    def _reported(self, node_id: NodeId) -> int | None:
+        """Give the time of a node's last heartbeat, in nanoseconds."""
+        node = self._candidates.nodes.get(node_id)
+        return None if node is None else node.heartbeat_time.ToNanoseconds()
+
+    def _routes_now(self, snapshot: Snapshot, query: RouteQuery) -> list[pb.Route]:
+        """Give the best routes; none while the model is unknown or not covered."""
+        try:
+            query = replace(query, exclude=snapshot.unconfirmed)
+            return self._messages(self._candidates.table(snapshot).select(query))
+        except RouteError:
+            return []
+
+    def _messages(self, routes: Iterable[Selected]) -> list[pb.Route]:
+        return [
+            pb.Route(
+                route_id=route.route_id,
+                model=route.model,
+                model_digest=route.digest,
+                wire_version=route.wire_version,
+                cost=route.cost_us,
+                route_class=_CLASS_NUMBERS[route.route_class],
+                hops=[_hop(stage, self._candidates.nodes[stage.node]) for stage in route.stages],
+            )
+            for route in routes
+        ]
+
+    def _left_out(self, table: RouteTable, query: RouteQuery) -> list[pb.LeftOutNode]:
+        nodes = self._candidates.nodes
+        return [
+            pb.LeftOutNode(
+                node=nodes[node].name, reason="CORDONED" if nodes[node].cordoned else reason
+            )
+            for node, reason in sorted(left_out(table.candidates(query), query))
+        ]
 
 
-def _id(node: node_pb.Node) -> NodeId:
-    return NodeId(node.name.removeprefix("nodes/"))
+def _check_wanted(max_routes: int, route_class: int = 0) -> None:
+    if max_routes > MAX_ROUTES:
+        raise invalid("max_routes", f"{max_routes}: expected at most {MAX_ROUTES}")
+    if route_class not in types_pb2.RouteClass.values():
+        expected = ", ".join(types_pb2.RouteClass.keys())
+        raise invalid("route_class", f"{route_class}: expected one of {expected}")
 
 
 def _node_ids(names: Iterable[str], field: str) -> frozenset[NodeId]:
     return frozenset(node_id_of(name, f"{field}[{index}]") for index, name in enumerate(names))
 
 
-def _candidates(snapshot: Snapshot) -> list[Candidate]:
-    return [
-        Candidate(
-            node=_id(node),
-            model=shard.model,
-            digest=shard.model_digest,
-            layers=LayerRange(shard.layers.start, shard.layers.end),
-            layer_count=shard.layer_count,
-            embedding=shard.embedding,
-            lm_head=shard.lm_head,
-            ready=node.state == node_pb.NODE_STATE_READY and not node.cordoned,
-            load=node.load.active_sessions + node.load.queue_depth,
-            weight=node.weight or DEFAULT_WEIGHT,
-            free_tokens=_free_tokens(node.load),
-            wire_versions=tuple(node.wire.versions),
-            region=node.location.region,
-        )
-        for node in snapshot.nodes
-        for shard in node.shards
-    ]
+def _are_equal(routes: Sequence[pb.Route], others: Sequence[pb.Route]) -> bool:
+    """Tell whether routes have the same hops; what they cost moves with every heartbeat."""
+
+    def hops(route: pb.Route) -> list[tuple[str, str, int, str]]:
+        return [(route.route_id, h.node, h.incarnation, h.endpoint.uri) for h in route.hops]
+
+    return list(map(hops, routes)) == list(map(hops, others))
 
 
-def _free_tokens(load: types_pb2.LoadStats) -> int | None:
-    if load.kv_cache_capacity_tokens == 0:
-        return None
-    return max(0, load.kv_cache_capacity_tokens - load.kv_cache_used_tokens)
-
-
-def _routes_now(snapshot: Snapshot, query: RouteQuery) -> list[pb.Route]:
-    """Give the best routes; none while the model is unknown or not covered."""
-    try:
-        return _messages(select_routes(_candidates(snapshot), query), snapshot)
-    except MeshError:
-        return []
-
-
-def _messages(routes: Iterable[Selected], snapshot: Snapshot) -> list[pb.Route]:
-    nodes = {_id(node): node for node in snapshot.nodes}
-    return [
-        pb.Route(
-            route_id=route.route_id,
-            model=route.model,
-            model_digest=route.digest,
-            wire_version=route.wire_version,
-            hops=[
-                pb.Hop(
-                    node=nodes[stage.node].name,
-                    incarnation=nodes[stage.node].incarnation,
-                    layers=types_pb2.LayerRange(start=stage.layers.start, end=stage.layers.end),
-                    endpoint=nodes[stage.node].endpoints[0],
-                    encodings=nodes[stage.node].wire.encodings,
-                )
-                for stage in route.stages
-            ],
-        )
-        for route in routes
-    ]
+def _hop(stage: Stage, node: node_pb.Node) -> pb.Hop:
+    cost = stage.cost
+    return pb.Hop(
+        node=node.name,
+        incarnation=node.incarnation,
+        layers=types_pb2.LayerRange(start=stage.layers.start, end=stage.layers.end),
+        endpoint=node.endpoints[0],
+        encodings=stage.encodings,
+        cost=pb.HopCost(
+            compute=cost.compute_us,
+            queue=cost.queue_us,
+            cache=cost.cache_us,
+            link=cost.link_us,
+            overhead=cost.overhead_us,
+            penalty=cost.penalty_us,
+            link_measured=cost.link_measured,
+        ),
+    )
 
 
 def _models(snapshot: Snapshot) -> list[pb.Model]:
     """Give each model with its coverage, in order of name, digest and layer count."""
     shards: dict[tuple[str, str, int], list[Candidate]] = defaultdict(list)
-    for candidate in _candidates(snapshot):
+    for candidate in (c for node in snapshot.nodes for c in candidates_of(node)):
         shards[candidate.model, candidate.digest, candidate.layer_count].append(candidate)
     models = []
     for (name, digest, layer_count), served in sorted(shards.items(), key=lambda item: item[0]):

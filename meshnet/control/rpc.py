@@ -24,6 +24,9 @@ MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 Observer = Callable[[str, str, float], None]
 """Told the method (``/package.Service/Method``), the code's name and the seconds of each call."""
 
+Trailing = tuple[tuple[str, str], ...]
+"""Metadata: pairs of key and value."""
+
 _log = logging.getLogger(__name__)
 
 _OPTIONS: Final = (
@@ -40,6 +43,7 @@ class RpcServer:
         add_services: functions that register a servicer with a server, as generated.
         names: full names of those services, for health and reflection.
         observe: told of each call that ended.
+        trailing: gives metadata to add to the end of each unary call.
     """
 
     def __init__(
@@ -47,8 +51,10 @@ class RpcServer:
         add_services: Sequence[Callable[[grpc.aio.Server], None]],
         names: Sequence[str],
         observe: Observer,
+        trailing: Callable[[], Trailing] = tuple,
     ) -> None:
-        self._server = grpc.aio.server(interceptors=(_Errors(observe),), options=_OPTIONS)
+        interceptor = _Errors(observe, trailing)
+        self._server = grpc.aio.server(interceptors=(interceptor,), options=_OPTIONS)
         for add in add_services:
             add(self._server)
         self._names = (*names, "")
@@ -105,8 +111,9 @@ class RpcServer:
 class _Errors(grpc.aio.ServerInterceptor):
     """Ends calls with what MeshError says; hides every other exception behind INTERNAL."""
 
-    def __init__(self, observe: Observer) -> None:
+    def __init__(self, observe: Observer, trailing: Callable[[], Trailing]) -> None:
         self._observe = observe
+        self._trailing = trailing
 
     async def intercept_service(
         self,
@@ -135,12 +142,14 @@ class _Errors(grpc.aio.ServerInterceptor):
             start_s = time.monotonic()
             code = "OK"
             try:
-                return await call(request, context)
+                answer = await call(request, context)
+                context.set_trailing_metadata(self._trailing())
+                return answer
             except asyncio.CancelledError:
                 code = Code.CANCELLED.name
                 raise
             except Exception as error:  # noqa: BLE001 - the edge: no traceback is an answer
-                code = await _abort(method, error, context)
+                code = await _abort(method, error, context, self._trailing())
             finally:
                 self._observe(method, code, time.monotonic() - start_s)
 
@@ -166,13 +175,18 @@ class _Errors(grpc.aio.ServerInterceptor):
         return guarded
 
 
-async def _abort(method: str, error: Exception, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+async def _abort(
+    method: str,
+    error: Exception,
+    context: grpc.aio.ServicerContext[Any, Any],
+    trailing: Trailing = (),
+) -> str:
     """Set the call's status; the call then ends as aborted with details."""
     if not isinstance(error, MeshError):
         _log.error("%s failed", method, exc_info=error)
         error = MeshError(Code.INTERNAL, "the control plane failed to answer; see its log")
     status = to_status(error)
-    context.set_trailing_metadata(((DETAILS_KEY, status.SerializeToString()),))
+    context.set_trailing_metadata(((DETAILS_KEY, status.SerializeToString()), *trailing))
     context.set_code(_GRPC_CODES[status.code])
     context.set_details(status.message)
     return error.code.name

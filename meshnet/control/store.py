@@ -3,35 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from typing import Final
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Final, Protocol
 
-from meshnet.control.lifecycle import Record, desired_state, drain, heartbeat, lose, register
-from meshnet.control.registry import Event, Heartbeat, Snapshot
-from meshnet.errors import Code, MeshError
+from meshnet.control.changes import ChangeLog
+from meshnet.control.lifecycle import (
+    Record,
+    desired_state,
+    drain,
+    existing,
+    heartbeat,
+    lose,
+    models_of,
+    register,
+)
+from meshnet.control.registry import Event, Heartbeat, Snapshot, StoreHealth
+from meshnet.control.stored import from_stored, to_stored
+from meshnet.errors import MeshError
+from meshnet.internal.store.v1 import record_pb2
 from meshnet.lease import Lease, LeaseId, LeaseTable
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as pb
 
-__all__ = ["MemoryStore"]
+__all__ = ["Journal", "MemoryStore"]
 
-LOG_LENGTH: Final = 4096
-WATCH_BACKLOG: Final = 4096
+EXPIRY_INTERVAL_S: Final = 0.25
+
+_log = logging.getLogger(__name__)
+
+
+class Journal(Protocol):
+    """Keeps nodes where they outlive the process; every method raises MeshError alone."""
+
+    def open(self) -> tuple[Mapping[NodeId, record_pb2.NodeRecord], int]:
+        """Give the nodes kept, and the revision of the last change."""
+        ...
+
+    def put(self, node_id: NodeId, stored: record_pb2.NodeRecord, revision: int) -> None:
+        """Keep a node; once this returns, it outlives the process."""
+        ...
+
+    def delete(self, node_id: NodeId, revision: int) -> None:
+        """Keep a node no more."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
 
 
 class MemoryStore:
     """The registry of a single replica, in memory.
 
-    A restart forgets the nodes, which register again when their heartbeats are answered
-    NOT_FOUND. Revisions begin at the wall clock's milliseconds, so that a watch from
-    before the restart is told to list again instead of missing changes.
+    Without a journal a restart forgets the nodes, which register again when their
+    heartbeats are answered NOT_FOUND. Revisions begin at the wall clock's milliseconds, so
+    that a watch from before the restart is told to list again instead of missing changes.
 
     Args:
         clock: monotonic seconds.
         wall_clock: seconds since the epoch.
         forget_after_s: seconds for which a LOST node is still listed.
+        journal: keeps the nodes across restarts; leases then begin with a full time to live.
     """
 
     def __init__(
@@ -40,16 +75,48 @@ class MemoryStore:
         wall_clock: Callable[[], float],
         *,
         forget_after_s: float = 600.0,
+        journal: Journal | None = None,
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
         self._forget_after_s = forget_after_s
         self._leases = LeaseTable()
         self._records: dict[NodeId, Record] = {}
-        self._revision = int(wall_clock() * 1000)
-        self._log: deque[Event] = deque(maxlen=LOG_LENGTH)
-        self._watchers: set[asyncio.Queue[Event | None]] = set()
-        self._is_closed = False
+        self._journal = journal
+        self._changes = ChangeLog(int(wall_clock() * 1000))
+        self._expiry: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Read what the journal kept, and begin to notice leases that end.
+
+        Raises:
+            MeshError: the journal cannot be read.
+        """
+        now = self._clock()
+        if self._journal is not None:
+            kept, revision = self._journal.open()
+            self._changes = ChangeLog(max(self._changes.revision, revision + 1))
+            for node_id, stored in kept.items():
+                self._restore(node_id, stored, now)
+        self._expiry = asyncio.create_task(self._expire_by_timer())
+
+    def stop(self) -> None:
+        """End all watches."""
+        self._changes.stop()
+
+    async def close(self) -> None:
+        """Free everything."""
+        self.stop()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._expiry
+        if self._journal is not None:
+            self._journal.close()
+
+    def health(self) -> StoreHealth:
+        """Tell that the store answers: it is in this process."""
+        return StoreHealth()
 
     async def register(
         self, node_id: NodeId, node: pb.Node, address: str, ttl_s: float
@@ -60,6 +127,7 @@ class MemoryStore:
             MeshError: the id is held by another address or a newer incarnation.
         """
         now = self.expire()
+        held = self._leases.get(node_id, now)
         lease = self._leases.grant(
             LeaseId(secrets.token_hex(16)),
             node_id,
@@ -70,8 +138,14 @@ class MemoryStore:
         )
         before = self._records.get(node_id)
         record = register(node_id, node, before, self._wall_clock())
-        self._put(node_id, record)
-        return record.node, lease, self._revision
+        try:
+            self._put(node_id, record)
+        except MeshError:  # not registered: as it was before
+            self._leases.revoke(node_id)
+            if held is not None:
+                self._grant_again(held, now)
+            raise
+        return record.node, lease, self._changes.revision
 
     async def heartbeat(self, node_id: NodeId, request: pb.HeartbeatRequest) -> Heartbeat:
         """Renew a lease and take in the node's report.
@@ -91,9 +165,9 @@ class MemoryStore:
         else:
             self._records[node_id] = record
             if request.HasField("load"):
-                self._notify(Event(self._revision, record.node, is_load=True))
+                self._changes.notify(Event(self._changes.revision, record.node, is_load=True))
         left_s = None if record.drain_until_s is None else max(0.0, record.drain_until_s - now)
-        return Heartbeat(lease, desired_state(record.node.state), left_s, self._revision)
+        return Heartbeat(lease, desired_state(record.node), left_s, self._changes.revision)
 
     async def update(
         self, node_id: NodeId, etag: str, change: Callable[[pb.Node], None]
@@ -128,7 +202,6 @@ class MemoryStore:
         """
         self.expire()
         self._find(node_id, etag)
-        self._leases.revoke(node_id)
         self._delete(node_id)
 
     async def get(self, node_id: NodeId) -> pb.Node:
@@ -144,105 +217,83 @@ class MemoryStore:
         """Give all nodes."""
         self.expire()
         nodes = tuple(self._records[node_id].node for node_id in sorted(self._records))
-        return Snapshot(nodes, self._revision)
+        return Snapshot(nodes, self._changes.revision)
 
-    async def watch(self, after: int) -> AsyncGenerator[Event, None]:
+    def watch(self, after: int) -> AsyncGenerator[Event, None]:
         """Give each change after revision `after`, and load reports as they come.
 
         Raises:
             MeshError: OUT_OF_RANGE, the changes are not in the log any more, or the
-                reader fell too far behind; UNAVAILABLE, the store was closed.
+                reader fell too far behind; UNAVAILABLE, the store was stopped.
         """
-        queue: asyncio.Queue[Event | None] = asyncio.Queue(WATCH_BACKLOG)
-        start = self._log[0].revision - 1 if self._log else self._revision
-        if not start <= after <= self._revision:
-            raise _compacted(after)
-        missed = [event for event in self._log if event.revision > after]
-        self._watchers.add(queue)
-        try:
-            for event in missed:
-                yield event
-            while queue in self._watchers or not queue.empty():
-                following = await queue.get()
-                if following is None:
-                    break
-                yield following
-        finally:
-            self._watchers.discard(queue)
-        if self._is_closed:
-            raise MeshError(Code.UNAVAILABLE, "the control plane is stopping", reason="STOPPING")
-        raise _compacted(after)
+        return self._changes.watch(after)
 
     def expire(self) -> float:
         """Mark the nodes LOST whose lease has ended, forget the long lost; gives the clock."""
         now = self._clock()
         for lease in self._leases.expire(now):
-            self._put(lease.node, lose(self._records[lease.node], now))
+            record = lose(self._records[lease.node], now)
+            self._put(lease.node, record, must_keep=False)
         for node_id, record in list(self._records.items()):
             if record.lost_at_s is not None and now >= record.lost_at_s + self._forget_after_s:
-                self._delete(node_id)
+                with _logged():
+                    self._delete(node_id)
         return now
 
-    def close(self) -> None:
-        """End all watches."""
-        self._is_closed = True
-        for queue in list(self._watchers):
-            self._end(queue)
+    async def _expire_by_timer(self) -> None:
+        """Notice ended leases even when nobody asks, so that watches hear of them."""
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+            self.expire()
+
+    def _restore(self, node_id: NodeId, stored: record_pb2.NodeRecord, now: float) -> None:
+        record = from_stored(stored, now)
+        self._records[node_id] = record
+        if record.lost_at_s is None:
+            incarnation = record.node.incarnation
+            lease_id = LeaseId(stored.lease_id)
+            lease = Lease(lease_id, node_id, stored.address, incarnation, stored.ttl_s, now)
+            self._grant_again(lease, now)
+
+    def _grant_again(self, lease: Lease, now: float) -> None:
+        self._leases.grant(
+            lease.lease_id,
+            lease.node,
+            address=lease.address,
+            incarnation=lease.incarnation,
+            ttl_s=lease.ttl_s,
+            now=now,
+        )
 
     def _find(self, node_id: NodeId, etag: str) -> Record:
-        record = self._records.get(node_id)
-        if record is None:
-            raise MeshError(
-                Code.NOT_FOUND,
-                f"node {node_id!r} is not registered",
-                field="name",
-                reason="NODE_UNKNOWN",
-            )
-        if etag not in ("", record.node.etag):
-            raise MeshError(
-                Code.ABORTED,
-                f"node {node_id!r} has changed: its etag is {record.node.etag!r}, not {etag!r}",
-                field="etag",
-                reason="ETAG_MISMATCH",
-            )
-        return record
+        return existing(self._records.get(node_id), node_id, etag)
 
-    def _put(self, node_id: NodeId, record: Record) -> None:
+    def _put(self, node_id: NodeId, record: Record, *, must_keep: bool = True) -> None:
+        """Take in a changed record; with `must_keep`, only if the journal did."""
+        revision = self._changes.revision + 1
+        record.node.etag = f"{revision:x}"
+        if self._journal is not None:
+            now = self._clock()
+            stored = to_stored(record, self._leases.get(node_id, now), now)
+            with nullcontext() if must_keep else _logged():
+                self._journal.put(node_id, stored, revision)
         before = self._records.get(node_id)
-        self._revision += 1
-        record.node.etag = f"{self._revision:x}"
         self._records[node_id] = record
-        self._append(Event(self._revision, record.node, _models(before)))
+        self._changes.append(Event(revision, record.node, models_of(before)))
 
     def _delete(self, node_id: NodeId) -> None:
+        revision = self._changes.revision + 1
+        if self._journal is not None:
+            self._journal.delete(node_id, revision)
         record = self._records.pop(node_id)
-        self._revision += 1
-        self._append(Event(self._revision, record.node, _models(record), is_deleted=True))
-
-    def _append(self, event: Event) -> None:
-        self._log.append(event)
-        self._notify(event)
-
-    def _notify(self, event: Event) -> None:
-        for queue in list(self._watchers):
-            if queue.qsize() >= WATCH_BACKLOG - 1:
-                self._end(queue)
-            else:
-                queue.put_nowait(event)
-
-    def _end(self, queue: asyncio.Queue[Event | None]) -> None:
-        self._watchers.discard(queue)
-        queue.put_nowait(None)
+        self._leases.revoke(node_id)
+        self._changes.append(Event(revision, record.node, models_of(record), is_deleted=True))
 
 
-def _models(record: Record | None) -> frozenset[str]:
-    return frozenset(shard.model for shard in record.node.shards) if record else frozenset()
-
-
-def _compacted(after: int) -> MeshError:
-    return MeshError(
-        Code.OUT_OF_RANGE,
-        f"changes after revision {after} are not kept: list again and watch from there",
-        field="start_revision",
-        reason="REVISION_COMPACTED",
-    )
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Log a MeshError instead of raising it."""
+    try:
+        yield
+    except MeshError as error:
+        _log.error("%s", error)

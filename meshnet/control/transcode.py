@@ -16,6 +16,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from meshnet.control.binding import bind_body, bind_path, bind_query, mask_of, parse_json
+from meshnet.control.http_face import MAX_BODY_BYTES
 from meshnet.control.httpmeta import (
     check_origin,
     error_answer,
@@ -30,9 +31,8 @@ from meshnet.control.httprules import Binding, HttpRules
 from meshnet.control.status import status_of
 from meshnet.errors import Code, MeshError
 
-__all__ = ["MAX_BODY_BYTES", "Transcoder"]
+__all__ = ["Transcoder"]
 
-MAX_BODY_BYTES: Final = 1024 * 1024
 UNARY_TIMEOUT_S: Final = 30.0
 _FORM_TYPES: Final = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 """What a form of any site can send without asking: refused even with an empty body."""
@@ -56,7 +56,7 @@ class Transcoder:
         self._channel = channel
         self._rules = HttpRules(services)
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; faults become Status JSON, never an exception of aiohttp's."""
         try:
             return await self._handle(request)
@@ -65,7 +65,7 @@ class Transcoder:
         except grpc.aio.AioRpcError as error:
             return _response(request, _failed(error))
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path, _, query = _target(request.raw_path)
         found = self._rules.find(path)
         if not found:
@@ -101,7 +101,7 @@ class Transcoder:
 
     async def _unary(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         binding: Binding,
         message: Message,
         metadata: Any,
@@ -129,7 +129,7 @@ class Transcoder:
 
     async def _stream(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         binding: Binding,
         message: Message,
         metadata: Any,
@@ -184,13 +184,20 @@ def _of_method(
 
 
 async def _message(
-    request: web.Request, binding: Binding, values: Mapping[str, str], query: str
+    request: web.BaseRequest, binding: Binding, values: Mapping[str, str], query: str
 ) -> Message:
     """Build the request message from body, path and query, in this order."""
     message = binding.request_type()
     body = await _read(request)
     if body and not binding.body:
         raise MeshError(Code.INVALID_ARGUMENT, "this method takes no body", field="body")
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if body and encoding != "identity":
+        raise MeshError(
+            Code.UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Encoding {encoding[:100]!r}: expected none",
+            field="Content-Encoding",
+        )
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     is_form = bool(binding.body) and media_type in _FORM_TYPES
     if is_form or (body and media_type != "application/json"):
@@ -220,7 +227,7 @@ def _fill_mask(message: Any, binding: Binding, parsed: Any, bound: set[str]) -> 
         message.update_mask.paths.extend(mask_of(parsed, body.message_type, skip))
 
 
-async def _read(request: web.Request) -> bytes:
+async def _read(request: web.BaseRequest) -> bytes:
     """Read the body, refusing one that is too large before it is all in memory."""
     try:
         return await request.read()
@@ -240,7 +247,7 @@ def _failed(error: grpc.aio.AioRpcError) -> Answer:
     return number, headers, body
 
 
-def _response(request: web.Request, answer: Answer) -> web.Response:
+def _response(request: web.BaseRequest, answer: Answer) -> web.Response:
     number, headers, body = answer
     response = web.Response(status=number, headers=headers, body=body)
     if not request.can_read_body or request.content.is_eof():

@@ -17,6 +17,7 @@ from meshnet.v1 import types_pb2
 
 __all__ = [
     "check_labels",
+    "check_load",
     "check_model",
     "check_node",
     "check_node_id",
@@ -31,6 +32,7 @@ MAX_LAYERS: Final = 10_000
 MAX_SHARDS: Final = 64
 MAX_ENDPOINTS: Final = 16
 MAX_LABELS: Final = 64
+MAX_LINKS: Final = 64
 MAX_WEIGHT: Final = 10_000
 _MAX_TEXT: Final = 256
 _URI = re.compile(
@@ -131,6 +133,18 @@ def check_labels(labels: Iterable[tuple[str, str]], field: str) -> None:
     for key, value in pairs:
         if not key or len(key) > _MAX_TEXT or len(value) > _MAX_TEXT:
             raise invalid(field, f"label {key[:_MAX_TEXT]!r}: expected 1 to {_MAX_TEXT} characters")
+
+
+def check_load(load: types_pb2.LoadStats, field: str) -> None:
+    """Check what a node reports.
+
+    Raises:
+        MeshError: INVALID_ARGUMENT.
+    """
+    if len(load.links) > MAX_LINKS:
+        raise invalid(f"{field}.links", f"{len(load.links)} links: expected at most {MAX_LINKS}")
+    for index, link in enumerate(load.links):
+        node_id_of(link.node, f"{field}.links[{index}].node")
 
 
 def check_weight(weight: int, field: str) -> None:

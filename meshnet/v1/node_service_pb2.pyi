@@ -24,12 +24,14 @@ class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_STATE_DRAINING: _ClassVar[NodeState]
     NODE_STATE_DRAINED: _ClassVar[NodeState]
     NODE_STATE_LOST: _ClassVar[NodeState]
+    NODE_STATE_CORDONED: _ClassVar[NodeState]
 NODE_STATE_UNSPECIFIED: NodeState
 NODE_STATE_JOINING: NodeState
 NODE_STATE_READY: NodeState
 NODE_STATE_DRAINING: NodeState
 NODE_STATE_DRAINED: NodeState
 NODE_STATE_LOST: NodeState
+NODE_STATE_CORDONED: NodeState
 
 class Node(_message.Message):
     __slots__ = ("name", "incarnation", "shards", "endpoints", "wire", "location", "labels", "weight", "cordoned", "software_version", "state", "load", "create_time", "heartbeat_time", "etag", "drain_reason")

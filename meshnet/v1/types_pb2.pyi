@@ -4,12 +4,22 @@ from google.api import field_behavior_pb2 as _field_behavior_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class RouteClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROUTE_CLASS_UNSPECIFIED: _ClassVar[RouteClass]
+    ROUTE_CLASS_LAN: _ClassVar[RouteClass]
+    ROUTE_CLASS_RELAY: _ClassVar[RouteClass]
+ROUTE_CLASS_UNSPECIFIED: RouteClass
+ROUTE_CLASS_LAN: RouteClass
+ROUTE_CLASS_RELAY: RouteClass
 
 class LayerRange(_message.Message):
     __slots__ = ("start", "end")
@@ -60,7 +70,7 @@ class Location(_message.Message):
     def __init__(self, region: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class LoadStats(_message.Message):
-    __slots__ = ("queue_depth", "active_sessions", "prefill_tokens_per_second", "decode_tokens_per_second", "kv_cache_capacity_tokens", "kv_cache_used_tokens", "free_memory_bytes", "observe_time")
+    __slots__ = ("queue_depth", "active_sessions", "prefill_tokens_per_second", "decode_tokens_per_second", "kv_cache_capacity_tokens", "kv_cache_used_tokens", "free_memory_bytes", "observe_time", "layer_microseconds", "links")
     QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +79,8 @@ class LoadStats(_message.Message):
     KV_CACHE_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     OBSERVE_TIME_FIELD_NUMBER: _ClassVar[int]
+    LAYER_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     queue_depth: int
     active_sessions: int
     prefill_tokens_per_second: float
@@ -77,7 +89,19 @@ class LoadStats(_message.Message):
     kv_cache_used_tokens: int
     free_memory_bytes: int
     observe_time: _timestamp_pb2.Timestamp
-    def __init__(self, queue_depth: _Optional[int] = ..., active_sessions: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ..., kv_cache_capacity_tokens: _Optional[int] = ..., kv_cache_used_tokens: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    layer_microseconds: int
+    links: _containers.RepeatedCompositeFieldContainer[LinkStats]
+    def __init__(self, queue_depth: _Optional[int] = ..., active_sessions: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ..., kv_cache_capacity_tokens: _Optional[int] = ..., kv_cache_used_tokens: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., layer_microseconds: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStats, _Mapping]]] = ...) -> None: ...
+
+class LinkStats(_message.Message):
+    __slots__ = ("node", "round_trip_microseconds", "bytes_per_second")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    round_trip_microseconds: int
+    bytes_per_second: int
+    def __init__(self, node: _Optional[str] = ..., round_trip_microseconds: _Optional[int] = ..., bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "ttl", "heartbeat_interval")

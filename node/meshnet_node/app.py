@@ -204,6 +204,7 @@ class Node:
             "node": self.settings.node,
             "model": spec.model,
             "layers": str(spec.layers),
+            "hidden_size": spec.hidden_size,
             "sessions": len(stage.sessions),
             "queue_depth": stage.queue_depth,
         }

@@ -52,7 +52,9 @@ def node(
     backend: Annotated[BackendName, typer.Option(help="What computes.")] = BackendName.TRANSFORMERS,
     control: Annotated[
         str | None,
-        typer.Option(help="Control plane to register at; without one, the node runs alone."),
+        typer.Option(
+            help="Control plane to register at, all replicas with commas; without, it runs alone."
+        ),
     ] = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT of the activation plane.")] = (
         "127.0.0.1:7080"
@@ -75,6 +77,14 @@ def node(
         float, typer.Option(min=1.0, help="Seconds after which an idle session is forgotten.")
     ] = SessionLimits().idle_ttl_s,
     hidden_size: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of the stub backend.")] = 8,
+    stub_delay_ms: Annotated[
+        float,
+        typer.Option(min=0, max=60_000, help="Milliseconds that the stub backend sleeps a chunk."),
+    ] = 0.0,
+    stub_busy: Annotated[
+        bool,
+        typer.Option("--stub-busy", help="Keep a thread of the stub backend computing in Python."),
+    ] = False,
     allow_unverified: Annotated[
         bool,
         typer.Option(help="Serve an architecture that is not known to run exactly in shards."),
@@ -95,7 +105,14 @@ def node(
     identity = _parse(parse_node_id, node_id, "--id") if node_id else _default_id(port)
     open_backend: Callable[[], ShardBackend]
     if backend is BackendName.STUB:
-        stub = StubBackend(shard_layers, hidden_size=hidden_size)
+        # In a mesh a route must end in logits; alone, every chunk just passes through.
+        stub = StubBackend(
+            shard_layers,
+            hidden_size=hidden_size,
+            head=control is not None,
+            delay_s=stub_delay_ms / 1e3,
+            busy=stub_busy,
+        )
         spec, open_backend = stub.spec, lambda: stub
     else:
         spec, open_backend = _transformers(
@@ -182,7 +199,7 @@ def _transformers(
     )
 
     def open_backend() -> ShardBackend:
-        from meshnet_node.hf import TransformersShard
+        from meshnet_node.hf.shard import TransformersShard
 
         return TransformersShard(
             files.directory,
@@ -219,7 +236,7 @@ def _public_address(address: str, control: str) -> str:
     host, _, port = address.rpartition(":")
     if host not in ("0.0.0.0", "[::]"):  # noqa: S104 - compared, not bound
         return address
-    target = control.rpartition("//")[2]
+    target = control.split(",")[0].rpartition("//")[2]
     target_host, target_port = split_address(target, "--control", 7071)
     try:
         found = socket.getaddrinfo(target_host, target_port, type=socket.SOCK_DGRAM)[0]

@@ -16,8 +16,8 @@ from meshnet.cli.output import Json, console, errors, print_json
 from meshnet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from meshnet_node.hf_gguf import ImportedModel
-    from meshnet_node.hf_survey import SurveyRow
+    from meshnet_node.hf.gguf_import import ImportedModel
+    from meshnet_node.hf.survey import SurveyRow
 
 # torch and transformers take seconds to import: each command imports what it needs.
 
@@ -72,7 +72,7 @@ def import_model(
     shard_bytes = _parse_size(max_shard_size)
     with _progress() as progress:
         task = progress.add_task("reading the file", total=None)
-        from meshnet_node.hf_gguf import bundled_smollm2, import_gguf
+        from meshnet_node.hf.gguf_import import bundled_smollm2, import_gguf
 
         def on_tensor(name: str, done: int, total: int) -> None:
             progress.update(task, description=name, completed=done, total=total)
@@ -106,7 +106,7 @@ def survey(
     """
     with _progress() as progress:
         task = progress.add_task("loading transformers", total=None)
-        from meshnet_node.hf_survey import causal_model_types, run_survey
+        from meshnet_node.hf.survey import causal_model_types, run_survey
 
         progress.update(task, total=len(set(only)) if only else len(causal_model_types()))
 

@@ -18,13 +18,15 @@ from meshnet.v1 import types_pb2
 from meshnet.wire import WIRE_VERSION
 from meshnet_node.app import Node
 from meshnet_node.backend import ShardSpec
+from meshnet_node.neighbours import Bandwidths, Neighbours
+from meshnet_node.pace import Counters, LayerPace
 
 __all__ = ["Heartbeat", "Registration"]
 
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-_FIRST_TRY_S = 10.0
+_CLAIM_SPARE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,24 @@ class Heartbeat:
         control_url: where the control plane is.
         registration: what to register.
         node: asked for its health and load, told to drain.
+        bandwidths: bytes a second of links that chunks have used, by ``host:port``.
     """
 
-    def __init__(self, control_url: str, registration: Registration, node: Node) -> None:
+    def __init__(
+        self,
+        control_url: str,
+        registration: Registration,
+        node: Node,
+        bandwidths: Bandwidths = dict,
+    ) -> None:
         self._client = ControlClient(control_url)
         self._registration = registration
         self._node = node
+        self._neighbours = Neighbours(
+            self._client, registration.node, registration.spec, bandwidths
+        )
+        self._pace = LayerPace(len(registration.spec.layers))
+        self._desired = nodes_pb2.NODE_STATE_READY
         self._incarnation = time.time_ns()
         self._lease_id = ""
         self._interval_s = _RETRY_S
@@ -68,11 +82,22 @@ class Heartbeat:
     async def start(self) -> None:
         """Register, and begin to beat.
 
+        An id that is still leased is waited for once: this node was killed, perhaps, and
+        started again at another address. A lease that is renewed meanwhile is another's.
+
         Raises:
             MeshError: the control plane refused the node, or was not reached at all.
         """
-        await self._register()
+        try:
+            await self._register()
+        except MeshError as error:
+            if error.reason != "NODE_ID_IN_USE" or error.retry_after_s is None:
+                raise
+            _log.warning("%s; waiting for that lease to end", error)
+            await asyncio.sleep(error.retry_after_s + _CLAIM_SPARE_S)
+            await self._register()
         self._task = asyncio.create_task(self._run())
+        self._neighbours.start()
 
     async def beat(self) -> None:
         """Renew the lease now, with the node's health and load; registers again if it ended.
@@ -94,6 +119,7 @@ class Heartbeat:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        await self._neighbours.close()
         try:
             await self._client.deregister(self._registration.node)
         except MeshError as error:
@@ -149,14 +175,22 @@ class Heartbeat:
             load.active_sessions = len(stage.sessions)
             load.kv_cache_capacity_tokens = stage.sessions.capacity_tokens
             load.kv_cache_used_tokens = stage.sessions.reserved_tokens
+            self._pace.update(Counters(stage.num_chunks, stage.num_tokens, stage.compute_s))
+            load.layer_microseconds = self._pace.microseconds
+            load.links.extend(self._neighbours.links())
         return load
 
     def _obey(self, desired: nodes_pb2.NodeState) -> None:
-        """Drain, or take sessions again, as the control plane says."""
-        stage = self._node.stage
-        if stage is None:
-            return
-        draining = desired in (nodes_pb2.NODE_STATE_DRAINING, nodes_pb2.NODE_STATE_DRAINED)
-        if draining != stage.sessions.draining:
-            _log.info("node %s: %s", self._registration.node, "drains" if draining else "serves")
-            stage.sessions.draining = draining
+        """Drain, or take sessions again, as the control plane says.
+
+        A cordon asks nothing of a node: it is left out of new routes, and serves what comes.
+        """
+        if desired != self._desired:
+            wanted = nodes_pb2.NodeState.Name(desired).removeprefix("NODE_STATE_").lower()
+            _log.info("node %s: the control plane wants it %s", self._registration.node, wanted)
+            self._desired = desired
+        if self._node.stage is not None:
+            self._node.stage.sessions.draining = desired in (
+                nodes_pb2.NODE_STATE_DRAINING,
+                nodes_pb2.NODE_STATE_DRAINED,
+            )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import secrets
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from meshnet.errors import ConfigError
 from meshnet.model_dir import CONFIG_FILE, TOKENIZER_FILES, ModelDir, read_model_dir
@@ -24,16 +22,9 @@ from meshnet.model_weights import (
     read_weight_index,
 )
 from meshnet.topology import LayerRange
+from meshnet_node.tensor_names import left_out
 
 __all__ = ["ModelFiles", "resolve_model", "shard_files"]
-
-_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.([0-9]+)\.")
-# Only these two are left out by shards that do not take ids or give logits; every other
-# tensor outside the layers (final norm, learned positions) is loaded by every shard.
-_EMBEDDING: Final = re.compile(
-    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings?)\.weight"
-)
-_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.|^output\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +96,11 @@ def resolve_model(
 def shard_files(index: WeightIndex, layers: LayerRange, num_layers: int) -> tuple[str, ...]:
     """Choose the weight files that hold what a shard loads, sorted by name.
 
-    A shard loads its layers and every tensor outside the layers, except the token embedding,
-    which only the first shard has (and the last one, where the head is tied to it), and the
-    head, which only the last one has. Files are named whole: a file is needed for one tensor.
+    See `tensor_names.left_out`. Files are named whole: one is needed for a single tensor.
     """
-    first, last = layers.start == 0, layers.end == num_layers
-    tied = not any(_HEAD.search(tensor) for tensor in index.weight_map)
-    needed = set()
-    for tensor, file in index.weight_map.items():
-        layer = _LAYER.search(tensor)
-        if layer is not None:
-            wanted = layers.start <= int(layer[1]) < layers.end
-        elif _HEAD.search(tensor):
-            wanted = last
-        elif _EMBEDDING.search(tensor):
-            wanted = first or (last and tied)
-        else:
-            wanted = True
-        if wanted:
-            needed.add(file)
-    return tuple(sorted(needed))
+    unneeded = left_out(index.weight_map, layers, num_layers)
+    files = {file for tensor, file in index.weight_map.items() if tensor not in unneeded}
+    return tuple(sorted(files))
 
 
 def _download(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,9 @@ class StubBackend:
             without, every chunk passes through.
         vocab_size: token ids taken, and width of the logits.
         model: name that it claims to serve.
+        delay_s: slept in every forward, in place of computing.
+        busy: keep a thread that computes in Python, which holds the interpreter's lock as a
+            tokenizer or another service in the node's process would.
     """
 
     def __init__(
@@ -60,6 +65,8 @@ class StubBackend:
         head: bool = False,
         vocab_size: int = 32,
         model: str = "stub",
+        delay_s: float = 0.0,
+        busy: bool = False,
     ) -> None:
         num_layers = layers.end if num_layers is None else num_layers
         self.spec = ShardSpec(
@@ -73,6 +80,9 @@ class StubBackend:
             holds_head=head and layers.end == num_layers,
             cache_bytes_per_token=0,
         )
+        self._delay_s = delay_s
+        if busy:
+            threading.Thread(target=_compute_forever, name="busy", daemon=True).start()
 
     @property
     def keeps_threads(self) -> bool:
@@ -94,6 +104,8 @@ class StubBackend:
         """Count the chunk's tokens and hand its hidden states back, uncopied."""
         if not isinstance(cache, _StubCache):
             raise TypeError(f"not a cache of this backend: {type(cache).__name__}")
+        if self._delay_s:
+            time.sleep(self._delay_s)
         cache.length += tensor.shape[1]
         match want.kind:
             case "hidden" if tensor.ndim == 3:
@@ -119,3 +131,9 @@ class StubBackend:
         pairs[0, 0, 1] = 1.0
         pairs[0, count] = (-1.0, math.log(math.e + self.spec.vocab_size - 1))
         return pairs
+
+
+def _compute_forever() -> None:
+    number = 0
+    while True:
+        number = (number * 5 + 1) % 65536

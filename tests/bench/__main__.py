@@ -1,23 +1,32 @@
-"""Entry: ``python -m tests.bench [NAME ...] [--json] [--quick] [--rounds N] [--model DIR]``."""
+"""Entry: ``python -m tests.bench [NAME ...]``; README.md beside this file has the options."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from tests.bench import codec, forward, hops
-from tests.bench.report import Report, Run, describe_machine, print_json, print_reports
+from meshnet.cli.bench.commands import measure
+from meshnet.cli.bench.wire import WirePlan, measure_wire
+from meshnet.cli.bench.wire_plot import plot_wire
+from meshnet.errors import MeshError
+from meshnet.model_dir import read_model_dir
+from meshnet_gateway.bench_pipeline import DEFAULT_PREFILLS, measure_pipeline
+from meshnet_gateway.cli_bench import plot_pipeline
+from tests.bench import adaptive, codec, routes, transcoding
+from tests.bench.report import Report, Run, describe_machine, print_reports, print_reports_json
 
 BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
-    "forward": forward.run,
-    "hops": hops.run,
+    "wire": lambda run: measure_wire(WirePlan(), run),
+    "pipeline": lambda run: measure_pipeline(DEFAULT_PREFILLS, (None, 1), run),
     "codec": codec.run,
+    "routes": routes.run,
+    "transcoding": transcoding.run,
+    "adaptive": adaptive.run,
 }
+PLOTS: dict[str, Callable[[Report], str]] = {"wire": plot_wire, "pipeline": plot_pipeline}
 
 
 def main() -> None:
@@ -28,23 +37,28 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--quick", action="store_true", help="see that it works, no more")
     parser.add_argument("--rounds", type=int, help="of every comparison")
-    parser.add_argument("--model", type=Path, help="model directory, for hops of a real model")
+    parser.add_argument("--model", type=Path, help="model directory, for pipeline")
+    parser.add_argument("--plots", type=Path, help="draw wire.svg and pipeline.svg in this folder")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; expected one of: {names}")
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}; expected 1 or more")
+    if arguments.model is not None:
+        try:
+            read_model_dir(arguments.model)
+        except MeshError as error:
+            parser.error(f"--model: {error}")
     options = Run(arguments.rounds, arguments.quick, arguments.model)
     machine = describe_machine()
     reports = {}
     for name in arguments.names or BENCHMARKS:
         print(f"{name} ...", file=sys.stderr)
-        before = os.getloadavg()[0]
-        report = asyncio.run(BENCHMARKS[name](options))
-        report.load = (before, os.getloadavg()[0])
-        reports[name] = report
-    (print_json if arguments.json else print_reports)(reports, machine)
+        report = reports[name] = measure(BENCHMARKS[name](options))
+        if arguments.plots is not None and name in PLOTS:
+            (arguments.plots / f"{name}.svg").write_text(PLOTS[name](report), "utf-8")
+    (print_reports_json if arguments.json else print_reports)(reports, machine)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -13,11 +12,6 @@ from contextlib import contextmanager, suppress
 READY_EVENT = "ready"
 _READY_S = 120.0
 _END_S = 10.0
-
-RAW_BODIES = {
-    f"MESHNET_COMPRESSION_LAN_{phase}_ENABLED": "false" for phase in ("PREFILL", "DECODE")
-}
-"""Environment of nodes that compress nothing, as the other transports do not either."""
 
 
 @contextmanager
@@ -43,27 +37,12 @@ def servers(*commands: list[str]) -> Iterator[list[str]]:
             _end(process)
 
 
-def node_command(name: str, layers: tuple[int, int], *backend: str) -> list[str]:
-    """Write the command of a node process.
-
-    Args:
-        name: id of the node.
-        layers: that it holds, half-open.
-        *backend: options that choose what computes.
-    """
-    return [
-        *("-m", "meshnet", "node", "--id", name, "--layers", f"{layers[0]}:{layers[1]}"),
-        *("--listen", "127.0.0.1:0", "--json", "--exit-with-parent", *backend),
-    ]
-
-
 def _start(command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **RAW_BODIES},
     )
 
 

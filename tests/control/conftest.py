@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from meshnet.control.app import Addresses, ControlServer, ControlSettings
 from meshnet.control.client import ControlClient
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import types_pb2
+from tests.control.etcd_cluster import Cluster, etcd_cluster
 
 MODEL = "models/acme/tiny"
 
@@ -117,3 +118,10 @@ async def start_mesh() -> AsyncIterator[Callable[..., Awaitable[Mesh]]]:
 @pytest.fixture
 async def mesh(start_mesh: Callable[..., Awaitable[Mesh]]) -> Mesh:
     return await start_mesh()
+
+
+@pytest.fixture(scope="session")
+def lone_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One member, for all tests that leave it as it was but for its content."""
+    with etcd_cluster(tmp_path_factory.mktemp("etcd"), 1) as cluster:
+        yield cluster

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
-from aiohttp import web
 
-from meshnet.control.transcode import MAX_BODY_BYTES, Transcoder
+from meshnet.control.http_face import HttpFace
+from meshnet.control.transcode import Transcoder
 
 ORACLE = Path(__file__).parent / "oracle"
 
@@ -31,7 +31,9 @@ def load(name: str) -> Any:
 
 
 CASES = load("cases").CASES
+DIFFERENCES = load("differences").DIFFERENCES
 server_module = load("server")
+envoy_module = load("envoy")
 
 
 @dataclass
@@ -78,23 +80,33 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return server_module.load_service(tmp_path_factory.mktemp("oracle"))
 
 
+@dataclass
+class Echo:
+    """The echo service over gRPC."""
+
+    port: int
+    oracle: Any
+
+
 @pytest.fixture
-async def face(service: Any) -> AsyncIterator[Face]:
+async def echo(service: Any) -> AsyncIterator[Echo]:
     oracle = server_module.Oracle(service)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((oracle.handler(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_route("*", "/{path:.*}", Transcoder(channel, [service]).handle)
-        runner = web.AppRunner(app, handler_cancellation=True)
-        await runner.setup()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            await web.SockSite(runner, listener).start()
-            yield Face("127.0.0.1", listener.getsockname()[1], oracle)
-            await runner.cleanup()
+    yield Echo(port, oracle)
     await server.stop(0)
+
+
+@pytest.fixture
+async def face(service: Any, echo: Echo) -> AsyncIterator[Face]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{echo.port}") as channel:
+        http = HttpFace(Transcoder(channel, [service]).handle, {}, 0.2)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            await http.start(listener)
+            yield Face("127.0.0.1", listener.getsockname()[1], echo.oracle)
+            await http.close()
 
 
 def received(text: str) -> Any:
@@ -113,6 +125,31 @@ async def test_each_rule_of_the_annotations(face: Face, case: Any) -> None:
         assert received(text) == want[1]
     elif len(want) > 1:
         assert want[1] in text
+
+
+def is_as_wanted(want: Any, status: int, text: str) -> bool:
+    if status != want[0] or len(want) == 1:
+        return status == want[0]
+    return received(text) == want[1] if isinstance(want[1], dict) else want[1] in text
+
+
+async def test_envoy_agrees_or_the_difference_is_known(echo: Echo, tmp_path: Path) -> None:
+    """All cases have passed here against our face; this asks Envoy the same."""
+    differing = {}
+    async with envoy_module.envoy(echo.port, tmp_path) as ports:
+        face = Face("127.0.0.1", ports["strict"], echo.oracle)
+        for name, method, path, headers, body, want in CASES:
+            content = None if body is None else body.encode()
+            status, _, text = await face.ask(method, path, headers, content)
+            if not is_as_wanted(want, status, text):
+                differing[name] = status
+    assert differing == {name: status for name, (status, _) in DIFFERENCES.items()}
+    assert len(CASES) == 108
+
+
+def test_every_difference_says_why() -> None:
+    assert set(DIFFERENCES) <= {case[0] for case in CASES}
+    assert all(why for _, why in DIFFERENCES.values())
 
 
 async def test_metadata_comes_back_as_header_fields(face: Face) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("proto", "third_party", "tools", "meshnet/v1")
+PARTS = ("proto", "third_party", "tools", "meshnet/v1", "meshnet/internal")
 FILES = ("buf.yaml", "buf.gen.yaml", "proto.baseline.binpb")
 NODES = "proto/meshnet/v1/node_service.proto"
 
@@ -24,8 +24,8 @@ def copy(tmp_path):
     return tmp_path
 
 
-def check(folder):
-    command = [sys.executable, "tools/check_schema.py"]
+def check(folder, *flags):
+    command = [sys.executable, "tools/check_schema.py", *flags]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
@@ -55,3 +55,19 @@ def test_each_fault_is_named(copy):
         "node_service_pb2.py is not up to date",
     ):
         assert fault in errors
+
+
+def test_an_addition_is_taken_into_the_baseline_and_a_removal_is_not(copy):
+    baseline = copy / "proto.baseline.binpb"
+    before = baseline.read_bytes()
+    target = copy / NODES
+    text = target.read_text()
+    added = "  string etag = 15;\n  // New.\n  string extra = 99;\n"
+    target.write_text(text.replace("  string etag = 15;\n", added, 1))
+    assert "proto.baseline.binpb does not hold the schema" in check(copy)[1]
+    assert "baseline" not in check(copy, "--update-baseline")[1]
+    assert baseline.read_bytes() != before
+    target.write_text(text)
+    code, errors = check(copy, "--update-baseline")
+    assert code == 1
+    assert "schema: breaking change" in errors

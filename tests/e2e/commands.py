@@ -43,11 +43,14 @@ class Running:
 
     Attributes:
         process: to signal.
+        errors: lines of its standard error.
+        ready: what it announced when it was ready, where a test keeps that here.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.errors: list[str] = []
+        self.ready: dict[str, Any] = {}
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._readers = [
             threading.Thread(target=read, daemon=True)

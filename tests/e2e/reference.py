@@ -28,7 +28,7 @@ def load_whole(model: Path, dtype: torch.dtype) -> torch.nn.Module:
 
 def feed(whole, ids: list[int], cache):
     """Run the next tokens; the head computes the last position only."""
-    return whole(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return whole(torch.tensor([ids]), cache=cache, use_cache=True, logits_to_keep=1)
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ def control_arguments(http: str = "127.0.0.1:0", grpc: str = "127.0.0.1:0") -> t
 
 
 def states(control: str) -> dict[str, str]:
-    nodes = meshnet_json("nodes", "list", "--control", control)
+    nodes = meshnet_json("nodes", "list", "--control", control)["nodes"]
     return {node["name"].removeprefix("nodes/"): node["state"] for node in nodes}
 
 
@@ -138,3 +138,8 @@ def test_no_control_plane_is_one_clear_line():
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
     assert str(port) in done.stderr
+
+
+def test_a_child_without_a_parent_ends_at_once():
+    done = meshnet(*STUB, "--exit-with-parent")
+    assert (done.returncode, done.stderr) == (0, "")

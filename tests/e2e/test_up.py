@@ -79,18 +79,18 @@ def test_a_plain_completion(client):
 def test_operators_see_the_mesh(up):
     facts = up[1]
     where = ("--control", facts["control"])
-    nodes = meshnet_json("nodes", "list", *where)
+    nodes = meshnet_json("nodes", "list", *where)["nodes"]
     assert [node["name"] for node in nodes] == ["nodes/node-1", "nodes/node-2", "nodes/node-3"]
     assert {node["state"] for node in nodes} == {"NODE_STATE_READY"}
     one = meshnet_json("nodes", "get", "node-2", *where)
-    assert one["shards"][0]["layers"] == {"start": 10, "end": 20}
+    assert one["node"]["shards"][0]["layers"] == {"start": 10, "end": 20}
     route = meshnet_json("route", facts["model"], *where)
-    assert [hop["node"] for hop in route["hops"]] == [node["name"] for node in nodes]
+    assert [hop["node"] for hop in route["routes"][0]["hops"]] == [node["name"] for node in nodes]
     status = meshnet_json("status", *where)
-    assert status["status"]["serving"] is True
-    assert status["models"][0]["layerCount"] == 30
-    by_http = meshnet_json("status", "--control", facts["control_http"])
-    assert by_http["models"] == status["models"]
+    assert status["serving"] is True
+    models = meshnet_json("models", *where)["models"]
+    assert models[0]["layerCount"] == 30
+    assert meshnet_json("models", "--control", facts["control_http"])["models"] == models
 
 
 def test_tables_are_for_people(up):

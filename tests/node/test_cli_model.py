@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from meshnet.errors import ConfigError
 from meshnet.model_dir import read_model_dir
-from meshnet_node import hf_survey
 from meshnet_node.cli_model import app
-from meshnet_node.hf_survey import SurveyRow
+from meshnet_node.hf import survey
+from meshnet_node.hf.survey import SurveyRow
 from meshnet_node.model_files import resolve_model
 from tests.node.gguf_files import write_gguf
 
@@ -101,7 +101,7 @@ def test_survey_table(monkeypatch: pytest.MonkeyPatch) -> None:
             on_row(row)
         return found
 
-    monkeypatch.setattr(hf_survey, "run_survey", rows)
+    monkeypatch.setattr(survey, "run_survey", rows)
     result = run("survey")
     assert result.exit_code == 0, result.stderr
     assert "BambaForCausalLM" in result.stdout

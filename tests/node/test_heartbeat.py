@@ -116,3 +116,26 @@ async def test_a_node_whose_lease_ended_registers_again(start_node, control):
     await heartbeat.beat()
     assert (await control.get_node("only")).state == nodes_pb2.NODE_STATE_READY
     await heartbeat.close()
+
+
+async def test_an_id_whose_node_was_killed_is_taken_when_its_lease_ends(start_node, control):
+    dead_hop, dead, backend = await start_node("twin", 0, 1)
+    dead_heartbeat = await join(control, dead_hop, dead, backend.spec)
+    dead_heartbeat._task.cancel()
+    hop, node, backend = await start_node("twin", 0, 1)
+    heartbeat = await join(control, hop, node, backend.spec)
+    endpoints = (await control.get_node("twin")).endpoints
+    assert [endpoint.uri for endpoint in endpoints] == [f"http://{hop.address}/forward"]
+    await heartbeat.close()
+
+
+async def test_an_id_that_another_node_keeps_is_refused(start_node, control):
+    hop, node, backend = await start_node("twin", 0, 1)
+    heartbeat = await join(control, hop, node, backend.spec)
+    other_hop, other, backend = await start_node("twin", 0, 1)
+    with pytest.raises(MeshError) as caught:
+        await join(control, other_hop, other, backend.spec)
+    assert caught.value.reason == "NODE_ID_IN_USE"
+    endpoints = (await control.get_node("twin")).endpoints
+    assert [endpoint.uri for endpoint in endpoints] == [f"http://{hop.address}/forward"]
+    await heartbeat.close()

@@ -10,9 +10,9 @@ import torch
 
 from meshnet.grammar import Want
 from meshnet.topology import LayerRange
-from meshnet_node.hf_cache import SlidingLayer
-from meshnet_node.hf_exact import ShardedModel, WholeModel, find_difference, three_cuts
-from meshnet_node.hf_load import find_layers
+from meshnet_node.hf.cache import SlidingLayer
+from meshnet_node.hf.exact import ShardedModel, WholeModel, find_difference, three_cuts
+from meshnet_node.hf.skeleton import find_layers
 from tests.node.tiny import TINY, VOCAB, save_tiny
 
 CUTS = three_cuts(5)

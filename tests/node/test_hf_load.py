@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +15,26 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertConfig, MambaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    Gemma3Config,
+    LlamaConfig,
+    LlamaModel,
+    MambaConfig,
+    RobertaConfig,
+)
+from transformers.utils import logging
 
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.topology import LayerRange
 from meshnet_node.architectures import verified_model_types
-from meshnet_node.hf import TransformersShard
-from meshnet_node.hf_exact import save_random_model
-from meshnet_node.hf_load import resolve_dtype
-from meshnet_node.hf_tiny import tiny_config
-from tests.node.tiny import TINY, save_tiny
+from meshnet_node.hf.exact import save_random_model, three_cuts
+from meshnet_node.hf.load import resolve_dtype
+from meshnet_node.hf.shard import TransformersShard
+from meshnet_node.hf.tiny import tiny_config
+from meshnet_node.model_files import resolve_model
+from tests.node.tiny import TINY, VOCAB, save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +130,57 @@ def test_code_in_the_directory_is_never_run(directory: Path, tmp_path: Path) -> 
     assert not marker.exists()
 
 
+# Runs in a fresh process, as a node does. The last one has a tensor missing.
+LOAD = """
+import sys
+from pathlib import Path
+from meshnet.errors import ConfigError
+from meshnet.topology import LayerRange
+from meshnet_node.hf.shard import TransformersShard
+
+*good, bad = map(Path, sys.argv[1:])
+for directory in good:
+    for layers in (LayerRange(0, 2), LayerRange(2, 4)):
+        TransformersShard(
+            directory, layers, model="m", digest="", threads=1, allow_unverified=True
+        )
+try:
+    TransformersShard(bad, LayerRange(0, 2), model="m", digest="", threads=1)
+except ConfigError:
+    print("refused")
+"""
+
+
+def test_loading_prints_nothing(saved: Path, directory: Path, tmp_path: Path) -> None:
+    """No progress bar, no load report, no advice to install kernels or about padding."""
+    padded = tmp_path / "padded"
+    save_random_model(TINY["qwen3"](), padded)
+    edit_config(padded, pad_token_id=VOCAB - 1)
+    mamba = save_random_model(tiny_config(MambaConfig), tmp_path / "mamba")
+    drop_tensor(directory)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, *map(str, (saved, padded, mamba, directory))],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "refused\n", "")
+
+
+def test_loading_leaves_the_settings_of_transformers(saved: Path) -> None:
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_info()
+    logging.enable_progress_bar()
+    try:
+        load(saved)
+        assert logging.get_verbosity() == logging.INFO
+        assert logging.is_progress_bar_enabled()
+    finally:
+        logging.set_verbosity(verbosity)
+        if not bars:
+            logging.disable_progress_bar()
+
+
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
     directory = save_random_model(tiny_config(BertConfig), tmp_path)
     assert load(directory).spec.layers == LayerRange(1, 3)
@@ -173,7 +237,7 @@ def test_a_shard_needs_only_the_files_with_its_layers(saved: Path, tmp_path: Pat
     kept = {
         name: file
         for name, file in index["weight_map"].items()
-        if name.startswith(("model.layers.1.", "model.layers.2.", "model.norm"))
+        if name.startswith(("model.layers.1.", "model.layers.2."))
     }
     path.write_text(json.dumps({**index, "weight_map": kept}))
     files = {file for file in tmp_path.glob("*.safetensors") if file.name not in kept.values()}
@@ -183,3 +247,76 @@ def test_a_shard_needs_only_the_files_with_its_layers(saved: Path, tmp_path: Pat
     assert load(tmp_path, 1, 3).spec.layers == LayerRange(1, 3)
     with pytest.raises(ConfigError, match=r"model.layers.3.*"):
         load(tmp_path, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("family", "start", "end", "left_out"),
+    [
+        ("llama", 0, 2, ["norm"]),
+        ("llama", 2, 4, ["norm"]),
+        ("llama", 2, 5, []),
+        ("gpt2", 0, 2, ["ln_f"]),
+        ("gpt2", 2, 4, ["ln_f", "wpe"]),
+        ("gpt2", 2, 5, ["wpe"]),
+        ("gpt_neox", 2, 4, ["final_layer_norm"]),
+        ("opt", 2, 4, ["embed_positions", "final_layer_norm"]),
+    ],
+)
+def test_parts_of_the_other_end_are_neither_read_nor_held(
+    family: str, start: int, end: int, left_out: list[str], tmp_path: Path
+) -> None:
+    directory = save_tiny(family, tmp_path)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    beside = re.compile(rf"^(?!.*\.[0-9]+\.).*\b(?:{'|'.join(left_out) or '-'})\.")
+    kept = {name: value for name, value in tensors.items() if not beside.search(name)}
+    assert (len(kept) < len(tensors)) == bool(left_out)
+    save_file(kept, path, metadata={"format": "pt"})
+    shard = load(directory, start, end)
+    assert sorted(shard._shard.left_out) == left_out
+    for part in left_out:
+        module = shard._shard.owner.get_submodule(part)
+        assert list(module.parameters()) == []
+        for value in module.buffers():
+            assert value.untyped_storage().nbytes() == value.itemsize
+            assert value.isnan().all()
+
+
+def test_a_norm_that_is_not_the_last_thing_is_noticed(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A family unlike all known ones: `norm` is applied to the embeddings."""
+    forward = LlamaModel.forward
+
+    @functools.wraps(forward)
+    def norm_first(self: Any, input_ids: Any = None, inputs_embeds: Any = None, **rest: Any) -> Any:
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        return forward(self, inputs_embeds=self.norm(inputs_embeds), **rest)
+
+    monkeypatch.setattr(LlamaModel, "forward", norm_first)
+    with pytest.raises(MeshError, match="give NaN without the weights of norm") as caught:
+        load(saved, 0, 2)
+    assert caught.value.code is Code.UNIMPLEMENTED
+    assert load(saved, 2, 4).spec.layers == LayerRange(2, 4)
+    assert load(saved, 0, 5).spec.layers == LayerRange(0, 5)
+
+
+@pytest.mark.parametrize("config_class", [RobertaConfig, Gemma3Config, LlamaConfig])
+def test_shards_load_from_the_files_chosen_for_them(config_class: Any, tmp_path: Path) -> None:
+    """A head of several layers, a vision tower, neither: a file for nearly every tensor."""
+    directory = save_random_model(tiny_config(config_class), tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    (directory / "model.safetensors").unlink()
+    model.save_pretrained(directory, max_shard_size="1KB")
+    for layers in three_cuts(8):
+        part = Path(shutil.copytree(directory, tmp_path / str(layers)))
+        chosen = resolve_model(str(directory), layers).weight_files
+        for file in part.glob("*.safetensors"):
+            if file.name not in chosen:
+                file.unlink()
+        files = resolve_model(str(part), layers, cache_dir=tmp_path / "cache")
+        shard = load(files.directory, layers.start, layers.end)._shard
+        if layers.end < 8:
+            outside = set(shard.model.parameters()) - set(shard.decoder.parameters())
+            assert not outside

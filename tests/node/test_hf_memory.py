@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig
 
 from meshnet.topology import LayerRange
-from meshnet_node.hf_exact import save_random_model
+from meshnet_node.hf.exact import save_random_model
 from tests.node.tiny import save_tiny
 
 LAYERS = 12
@@ -22,7 +22,7 @@ MEASURE = """
 import gc, json, sys
 from pathlib import Path
 from meshnet.topology import LayerRange
-from meshnet_node.hf import TransformersShard
+from meshnet_node.hf.shard import TransformersShard
 
 def status(name):
     line = next(l for l in open("/proc/self/status") if l.startswith(name + ":"))

@@ -15,11 +15,11 @@ from transformers import JambaConfig
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet.topology import LayerRange
-from meshnet_node.hf import TransformersShard
-from meshnet_node.hf_cache import SessionCache
-from meshnet_node.hf_exact import save_random_model
-from meshnet_node.hf_tensor import from_torch, to_torch
-from meshnet_node.hf_tiny import tiny_config
+from meshnet_node.hf.cache import SessionCache
+from meshnet_node.hf.exact import save_random_model
+from meshnet_node.hf.shard import TransformersShard
+from meshnet_node.hf.tensor import from_torch, to_torch
+from meshnet_node.hf.tiny import tiny_config
 from tests.node.tiny import VOCAB, save_tiny
 
 HIDDEN, LOGITS, NONE = Want("hidden"), Want("logits"), Want("none")

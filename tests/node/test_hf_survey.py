@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from meshnet.errors import ConfigError
-from meshnet_node import hf_survey
 from meshnet_node.architectures import verified_model_types
-from meshnet_node.hf_survey import SurveyRow, causal_model_types, run_survey, write_verified
+from meshnet_node.hf import survey
+from meshnet_node.hf.survey import SurveyRow, causal_model_types, run_survey, write_verified
 
 ANSWER_EXACT = """
 print("ready", flush=True)
@@ -35,15 +35,13 @@ def test_it_tells_exact_architectures_from_others() -> None:
 
 
 def test_limit_takes_the_first_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_survey, "_WORKER", ("-c", ANSWER_EXACT))
+    monkeypatch.setattr(survey, "_WORKER", ("-c", ANSWER_EXACT))
     rows = run_survey(only=["llama", "gpt2", "qwen2"], limit=2)
     assert [(row.model_type, row.exact) for row in rows] == [("gpt2", True), ("llama", True)]
 
 
 def test_an_architecture_that_hangs_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        hf_survey, "_WORKER", ("-c", "print('ready', flush=True); input(); input()")
-    )
+    monkeypatch.setattr(survey, "_WORKER", ("-c", "print('ready', flush=True); input(); input()"))
     rows = run_survey(only=["gpt2", "llama"], timeout_s=0.1)
     assert [row.reason for row in rows] == ["no answer within 0.1 s"] * 2
 
@@ -52,7 +50,7 @@ def test_an_architecture_that_kills_its_process_does_not_end_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        hf_survey, "_WORKER", ("-c", "print('ready', flush=True); input(); raise SystemExit(7)")
+        survey, "_WORKER", ("-c", "print('ready', flush=True); input(); raise SystemExit(7)")
     )
     rows = run_survey(only=["gpt2", "llama"])
     assert [row.reason for row in rows] == ["the process died with status 7"] * 2

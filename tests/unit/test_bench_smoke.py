@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.bench import routes
 from tests.bench.codec import break_even_bits_per_s
 from tests.bench.measure import Series, interleave
 
@@ -49,6 +50,19 @@ def test_coding_breaks_even_where_the_bytes_saved_take_as_long():
 def test_the_codecs_benchmark_runs():
     command = [sys.executable, "-m", "tests.bench", "codec", "--quick", "--rounds", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = json.loads(done.stdout)["results"]["codec"]["rows"]
-    assert rows[-1]["ratio"] == pytest.approx(1.27, abs=0.02)
-    assert rows[-1]["as_float32"] < 2.2
+    rows = json.loads(done.stdout)["results"]["codec"]["results"]
+    found = {row["bodies"]: row for row in rows}
+    zstd = found["median of the prefills"]
+    assert zstd["ratio"] == pytest.approx(1.27, abs=0.02)
+    assert zstd["as_float32"] < 2.2
+    assert found["median of the prefills, bf16p"]["gain"] >= 1.165
+    planes = [row for row in rows if row.get("encoding") == "bf16p"]
+    assert [row for row in planes if row["base"] and row["gain"] < 1.14] == []
+    assert max(row["body_bytes"] for row in planes) == pytest.approx(4 << 20, rel=0.01)
+
+
+@pytest.mark.parametrize("make", [routes.varied_mesh, routes.equal_mesh])
+def test_the_routes_benchmark_runs(make):
+    row = routes.measure(make, 120, 1)
+    assert row["hops"] >= 10
+    assert row["select"] > 0

@@ -75,7 +75,7 @@ def test_raw_of_another_length(length: int) -> None:
 
 
 def test_encodings_named() -> None:
-    assert ENCODINGS == ("zstd",)
+    assert ENCODINGS == ("zstd", "bf16p")
 
 
 @pytest.mark.parametrize("name", ["br", "identity", "", "ZSTD", "x" * 5000])

@@ -94,6 +94,9 @@ def test_own_policies() -> None:
         ("ENABLED", "OFF", "enabled", False),
         ("ENABLED", "1", "enabled", True),
         ("ENABLED", "on", "enabled", True),
+        ("ENCODING", "zstd", "encoding", "zstd"),
+        ("ENCODING", " BF16P ", "encoding", "bf16p"),
+        ("ENCODING", "auto", "encoding", "auto"),
     ],
 )
 def test_override(
@@ -119,6 +122,8 @@ def test_override(
         ("MIN_SAVINGS_RATIO", "-inf"),
         ("LEVEL", "fast"),
         ("ENABLED", "maybe"),
+        ("ENCODING", "lz4"),
+        ("ENCODING", ""),
     ],
 )
 def test_garbage_is_named_once_and_changes_nothing(
@@ -192,6 +197,30 @@ def test_compressed(make) -> None:
     assert (result.input_bytes, result.output_bytes) == (len(REAL), len(result.body))
     assert result.elapsed_seconds == 2.5
     assert decompress_activation(result.body, "zstd").body == REAL
+
+
+def test_planes() -> None:
+    result = compress_activation(REAL, CompressionPolicy(0), encoding="bf16p", width=576)
+
+    assert result.compressed
+    assert (result.encoding, result.decision) == ("bf16p", "compressed")
+    assert result.output_bytes < 0.7 * len(REAL)
+    assert decompress_activation(result.body, "bf16p", width=576).body == REAL
+    with pytest.raises(CompressionError, match="bfloat16"):
+        decompress_activation(result.body, "bf16p")
+    with pytest.raises(CompressionError, match="expected at most 1152"):
+        decompress_activation(result.body[:999], "bf16p", width=576, max_output_bytes=1152)
+
+
+def test_planes_that_save_too_little() -> None:
+    result = compress_activation(NOISE, CompressionPolicy(0), encoding="bf16p", width=64)
+
+    assert (result.body, result.decision) == (NOISE, "below_savings")
+
+
+def test_planes_need_rows() -> None:
+    with pytest.raises(ValueError, match="bfloat16"):
+        compress_activation(REAL, CompressionPolicy(0), encoding="bf16p")
 
 
 def test_savings_thresholds_are_inclusive() -> None:

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshnet.candidate import Candidate, Link, RouteQuery
+from meshnet.coverage import left_out, uncovered_layers
 from meshnet.errors import Code, RouteError
-from meshnet.routing import Candidate, RouteQuery, select_routes, uncovered_layers
+from meshnet.hopcost import (
+    ELSEWHERE_US,
+    HERE_US,
+    HOP_US,
+    NOT_PREFERRED_US,
+    REGION_US,
+)
+from meshnet.routing import RouteTable
 from meshnet.topology import LayerRange, NodeId
 
 MODEL = "models/m"
@@ -22,12 +31,21 @@ def shard(node, start, end, count=8, **kwargs):
     )
 
 
+def linked(node, start, end, count=8, **rtts):
+    links = tuple(Link(NodeId(other), rtt) for other, rtt in rtts.items())
+    return shard(node, start, end, count, links=links)
+
+
 def query(**kwargs):
     return RouteQuery(MODEL, **kwargs)
 
 
+def select(candidates, asked):
+    return RouteTable(candidates).select(asked)
+
+
 def stages(candidates, **kwargs):
-    (route,) = select_routes(candidates, query(**kwargs))
+    (route,) = select(candidates, query(**kwargs))
     return [(stage.node, str(stage.layers)) for stage in route.stages]
 
 
@@ -58,6 +76,56 @@ HALVES = [shard("a", 0, 4), shard("b", 4, 8)]
             [("b", "0-8")],
         ),
         ([shard("b", 0, 8), shard("a", 0, 8)], {}, [("a", "0-8")]),
+        # measured: a faster node, a node that pays for one hop more, a slow link, a fast one
+        ([shard("a", 0, 8, layer_us=2048), shard("b", 0, 8, layer_us=1024)], {}, [("b", "0-8")]),
+        (
+            [shard("a", 0, 8, layer_us=8192), shard("b", 2, 8, layer_us=1024)],
+            {},
+            [("a", "0-2"), ("b", "2-8")],
+        ),
+        ([shard("a", 0, 8, layer_us=1024), shard("b", 2, 8, layer_us=960)], {}, [("a", "0-8")]),
+        (
+            [linked("a", 0, 4, b=40_960), shard("b", 4, 8), shard("c", 4, 8)],
+            {},
+            [("a", "0-4"), ("c", "4-8")],
+        ),
+        (
+            [linked("a", 0, 4, c=1024), shard("b", 4, 8), shard("c", 4, 8)],
+            {},
+            [("a", "0-4"), ("c", "4-8")],
+        ),
+        (
+            [
+                shard("a", 0, 4, links=(Link(NodeId("b"), 256, 10**6),)),
+                shard("b", 4, 8),
+                shard("c", 4, 8),
+            ],
+            {},
+            [("a", "0-4"), ("c", "4-8")],
+        ),
+        # scarce cache, and noise of a measurement
+        (
+            [shard("a", 0, 8, free_tokens=1000), shard("b", 0, 8, free_tokens=9000)],
+            {"expected_tokens": 900},
+            [("b", "0-8")],
+        ),
+        ([shard("a", 0, 8, layer_us=1030), shard("b", 0, 8, layer_us=1020)], {}, [("a", "0-8")]),
+        # zones and regions, and a route class that forbids to leave one
+        (
+            [shard("a", 0, 4, zone="z"), shard("b", 4, 8, zone="y"), shard("c", 4, 8, zone="z")],
+            {},
+            [("a", "0-4"), ("c", "4-8")],
+        ),
+        (
+            [shard("a", 0, 8, region="eu", load=200), shard("b", 0, 8, region="us")],
+            {"region": "eu"},
+            [("b", "0-8")],
+        ),
+        (
+            [shard("a", 0, 8, region="eu", load=200), shard("b", 0, 8, region="us")],
+            {"region": "eu", "route_class": "lan"},
+            [("a", "0-8")],
+        ),
     ],
 )
 def test_which_route_wins(candidates, kwargs, want):
@@ -79,7 +147,7 @@ def test_hops_of_different_wire_versions_never_meet():
     with pytest.raises(RouteError, match="one wire version"):
         stages(mixed)
     whole = [*mixed, shard("c", 4, 8, wire_versions=(2, 3), load=9)]
-    (route,) = select_routes(whole, query(wire_versions=(2, 3)))
+    (route,) = select(whole, query(wire_versions=(2, 3)))
     assert (route.wire_version, route.stages[1].node) == (2, "c")
 
 
@@ -105,22 +173,74 @@ def test_uncovered_layers_are_named(candidates, kwargs, message):
 @pytest.mark.parametrize(("model", "digest"), [("models/other", ""), (MODEL, "other")])
 def test_an_unknown_model_is_not_found(model, digest):
     with pytest.raises(RouteError) as caught:
-        select_routes(HALVES, RouteQuery(model, digest=digest))
+        select(HALVES, RouteQuery(model, digest=digest))
     assert (caught.value.code, caught.value.reason) == (Code.NOT_FOUND, "MODEL_UNKNOWN")
 
 
 def test_further_routes_share_as_few_nodes_as_possible():
     mesh = [*HALVES, shard("c", 0, 4), shard("d", 4, 8), shard("e", 0, 8)]
-    routes = select_routes(mesh, query(max_routes=8))
+    routes = select(mesh, query(max_routes=8))
     used = [[stage.node for stage in route.stages] for route in routes]
     assert used == [["e"], ["a", "b"], ["c", "d"]]
 
 
 def test_equal_hops_have_an_equal_route_id():
-    first, second = (select_routes(mesh, query())[0] for mesh in (HALVES, HALVES[::-1]))
+    first, second = (select(mesh, query())[0] for mesh in (HALVES, HALVES[::-1]))
     assert first == second
-    other = select_routes([shard("a", 0, 4), shard("c", 4, 8)], query())[0]
+    other = select([shard("a", 0, 4), shard("c", 4, 8)], query())[0]
     assert other.route_id != first.route_id
+
+
+def test_a_node_is_never_used_twice():
+    """Two slow layers in the middle of a node's range would be cheaper elsewhere, but not ends."""
+    mesh = [
+        linked("a", 0, 8, b=256),
+        linked("b", 2, 6, a=256),
+        shard("c", 5, 8, layer_us=512),
+    ]
+    mesh[0] = replace(mesh[0], layer_us=4096)
+    mesh[1] = replace(mesh[1], layer_us=256)
+    (route,) = select([mesh[0], mesh[1]], query())
+    assert [(s.node, str(s.layers)) for s in route.stages] == [("a", "0-8")]
+    (route,) = select(mesh, query())
+    assert [s.node for s in route.stages] == ["a", "b", "c"]
+
+
+def test_a_hop_gets_the_encodings_that_it_and_the_one_before_speak():
+    mesh = [
+        shard("a", 0, 4, encodings=("zstd", "bf16p")),
+        shard("b", 4, 6, encodings=("zstd",)),
+        shard("c", 6, 8, encodings=("zstd", "bf16p")),
+    ]
+    (route,) = select(mesh, query(encodings=("bf16p",)))
+    assert [stage.encodings for stage in route.stages] == [("bf16p",), ("zstd",), ("zstd",)]
+    (route,) = select(mesh, query())
+    assert route.stages[0].encodings == ("zstd", "bf16p")
+
+
+def test_a_route_says_whether_it_leaves_a_region():
+    mesh = [shard("a", 0, 4, region="eu"), shard("b", 4, 8, region="us")]
+    assert select(mesh, query())[0].route_class == "relay"
+    with pytest.raises(RouteError, match="inside one region"):
+        select(mesh, query(route_class="lan"))
+    assert select(HALVES, query(route_class="lan"))[0].route_class == "lan"
+
+
+def test_each_node_left_out_has_its_reason():
+    mesh = [
+        shard("a", 0, 8, ready=False),
+        shard("b", 0, 8),
+        shard("c", 0, 8, free_tokens=1),
+        shard("d", 0, 8, wire_versions=(1,)),
+        shard("e", 0, 8),
+    ]
+    asked = query(exclude=frozenset({NodeId("b")}), expected_tokens=2, wire_versions=(2,))
+    assert left_out(mesh, asked) == [
+        ("a", "NOT_READY"),
+        ("b", "EXCLUDED"),
+        ("c", "CACHE_FULL"),
+        ("d", "WIRE_VERSION"),
+    ]
 
 
 @pytest.mark.parametrize("reports", [False, True])
@@ -133,47 +253,67 @@ def test_sessions_spread_over_equal_nodes(reports):
         shard("e", 4, 8),
     ]
     given_to: Counter[NodeId] = Counter()
-    for _ in range(30):
+    for _ in range(100):
         now = [replace(c, load=given_to[c.node] if reports else 0) for c in mesh]
-        (route,) = select_routes(now, query(turns=given_to))
+        (route,) = select(now, query(turns=given_to))
         given_to.update(stage.node for stage in route.stages)
         for group in ("ab", "cde"):
             counts = [given_to[NodeId(node)] for node in group]
             assert max(counts) - min(counts) <= 1
 
 
+ROUND_US = (256, 1024, 1536, 8192)
+"""Times that rounding to four leading bits leaves alone."""
+
+
 @st.composite
 def meshes(draw):
     count = draw(st.integers(1, 6))
+    names = "abcde"[: draw(st.integers(1, 5))]
     mesh = []
-    for node in "abcde"[: draw(st.integers(1, 5))]:
+    for node in names:
         start = draw(st.integers(0, count - 1))
         end = draw(st.integers(start + 1, count))
+        others = draw(st.sets(st.sampled_from(names))) - {node}
         mesh.append(
             shard(
                 node,
                 start,
                 end,
                 count,
-                embedding=start == 0 and draw(st.booleans()),
-                lm_head=end == count and draw(st.booleans()),
+                embedding=start == 0 and draw(st.integers(0, 3)) > 0,
+                lm_head=end == count and draw(st.integers(0, 3)) > 0,
                 ready=draw(st.integers(0, 5)) > 0,
                 load=draw(st.integers(0, 3)),
-                digest=draw(st.sampled_from("xxy")),
+                weight=draw(st.sampled_from([50, 100])),
+                digest=draw(st.sampled_from("xxxy")),
                 region=draw(st.sampled_from(["eu", "us"])),
+                zone=draw(st.sampled_from(["", "z"])),
+                layer_us=draw(st.sampled_from(ROUND_US)),
+                wire_versions=draw(st.sampled_from([(), (2,), (2, 3)])),
+                links=tuple(
+                    Link(NodeId(other), draw(st.sampled_from([*ROUND_US, 90_112])))
+                    for other in sorted(others)
+                ),
             )
         )
     return mesh
 
 
-def every_route(mesh, count):
+def every_route(mesh, asked):
     """Give every way to cut every order of nodes into a whole model, by brute force."""
-    able = [c for c in mesh if c.ready]
+    able = [c for c in mesh if c.ready and c.node not in asked.exclude]
+    count = mesh[0].layer_count
     for size in range(1, len(able) + 1):
         for chain in itertools.permutations(able, size):
-            if len({c.digest for c in chain}) > 1:
-                continue
-            if not (chain[0].embedding and chain[-1].lm_head):
+            versions = [set(c.wire_versions) for c in chain if c.wire_versions]
+            if (
+                len({c.digest for c in chain}) > 1
+                or not (chain[0].embedding and chain[-1].lm_head)
+                or (versions and not set.intersection(*versions))
+                or (asked.route_class == "lan" and len({c.region for c in chain}) > 1)
+                or (asked.route_class == "lan" and asked.region not in ("", chain[0].region))
+            ):
                 continue
             for cuts in itertools.combinations(range(1, count), size - 1):
                 ranges = [LayerRange(a, b) for a, b in itertools.pairwise((0, *cuts, count))]
@@ -181,42 +321,78 @@ def every_route(mesh, count):
                     yield chain, ranges
 
 
-def cost(chain, asked):
-    return (
-        sum(bool(asked.prefer) and c.node not in asked.prefer for c in chain),
-        len(chain),
-        sum(bool(asked.region) and c.region != asked.region for c in chain),
-        sum(c.load for c in chain),
-    )
+def price(chain, ranges, asked):
+    """Add up what a route costs, from the words in hopcost's docstrings alone."""
+    total = 0
+    if asked.region:
+        total += REGION_US if chain[0].region == asked.region else ELSEWHERE_US
+    for before, after in itertools.pairwise(chain):
+        measured = {link.node: link.rtt_us for link in before.links}
+        if after.node in measured:
+            total += measured[after.node]
+        elif before.region != after.region:
+            total += ELSEWHERE_US
+        else:
+            total += HERE_US if before.zone == after.zone else REGION_US
+    for c, layers in zip(chain, ranges, strict=True):
+        sessions = c.load + asked.assigned.get(c.node, 0)
+        total += len(layers) * (c.layer_us + c.layer_us * sessions * 100 // c.weight)
+        total += HOP_US
+        total += NOT_PREFERRED_US if asked.prefer and c.node not in asked.prefer else 0
+    return total
 
 
-@settings(max_examples=300, deadline=None)
-@given(mesh=meshes(), prefer=st.sets(st.sampled_from("abcde")), region=st.sampled_from(["", "eu"]))
-def test_no_route_is_better_than_the_one_selected(mesh, prefer, region):
-    count = mesh[0].layer_count
-    asked = query(prefer=frozenset(prefer), region=region)
-    every = list(every_route(mesh, count))
+QUERIES = st.builds(
+    query,
+    prefer=st.frozensets(st.sampled_from("abcde")),
+    exclude=st.frozensets(st.sampled_from("abcde"), max_size=1),
+    region=st.sampled_from(["", "eu"]),
+    route_class=st.sampled_from(["", "", "lan", "relay"]),
+    assigned=st.dictionaries(st.sampled_from("abcde"), st.integers(1, 3), max_size=2),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(mesh=meshes(), asked=QUERIES)
+def test_no_route_is_cheaper_than_the_one_selected(mesh, asked):
+    every = list(every_route(mesh, asked))
     if not every:
         with pytest.raises(RouteError) as caught:
-            select_routes(mesh, asked)
+            select(mesh, asked)
         assert caught.value.reason == "LAYERS_UNCOVERED"
         return
-    (route,) = select_routes(mesh, asked)
+    (route,) = select(mesh, asked)
     by_node = {c.node: c for c in mesh}
     chain = tuple(by_node[stage.node] for stage in route.stages)
     ranges = [stage.layers for stage in route.stages]
     assert (chain, ranges) in every
-    assert cost(chain, asked) == min(cost(other, asked) for other, _ in every)
-    largest = min(max(map(len, cut)) for other, cut in every if other == chain)
-    assert max(map(len, ranges)) == largest
-    assert select_routes(mesh[::-1], asked) == [route]
-    for gap in uncovered_layers([c for c in mesh if c.digest == route.digest], count):
+    assert route.cost_us == price(chain, ranges, asked)
+    assert route.cost_us == min(price(*other, asked) for other in every)
+    assert select(mesh[::-1], asked) == [route]
+    for stage in route.stages:
+        cost = stage.cost
+        assert cost.link_measured == any(
+            stage.node in [x.node for x in c.links]
+            for c in chain
+            if ranges[chain.index(c)].end == stage.layers.start
+        )
+    parts = [
+        s.cost.compute_us
+        + s.cost.queue_us
+        + s.cost.cache_us
+        + s.cost.link_us
+        + s.cost.overhead_us
+        + s.cost.penalty_us
+        for s in route.stages
+    ]
+    assert sum(parts) == route.cost_us
+    for gap in uncovered_layers([c for c in mesh if c.digest == route.digest], mesh[0].layer_count):
         pytest.fail(f"{gap} was called uncovered, yet there is a route")
 
 
 def test_a_large_mesh_is_routed_quickly_enough_to_do_it_per_session():
     mesh = [shard(f"n{i}", i % 121, min(126, i % 121 + 6 + i % 7), 126) for i in range(400)]
-    (route,) = select_routes(mesh, query())
+    (route,) = select(mesh, query())
     layers = [stage.layers for stage in route.stages]
     assert layers[0].start == 0
     assert layers[-1].end == 126

@@ -160,6 +160,7 @@ def test_size_limits(shape: str, code: Code | None) -> None:
         AnswerHeader((1, 1, 8), "bfloat16", SESSION),
         AnswerHeader((1, 21, 2), "float32", SESSION, 2, 3, "zstd", "hop;desc=a;dur=1"),
         AnswerHeader(None, None, SESSION, 0, 1),
+        AnswerHeader(None, None, SESSION, accept_encoding=("zstd", "bf16p")),
     ],
 )
 def test_answer_round_trip(header: AnswerHeader) -> None:
@@ -169,6 +170,14 @@ def test_answer_round_trip(header: AnswerHeader) -> None:
 def test_answer_sizes() -> None:
     assert AnswerHeader((1, 21, 2), "float32", SESSION).num_bytes == 168
     assert AnswerHeader(None, None, SESSION).num_bytes == 0
+
+
+def test_width_is_of_bfloat16_rows() -> None:
+    assert ChunkHeader((1, 3, 8), "bfloat16", SESSION).width == 8
+    assert ChunkHeader((1, 3), "int32", SESSION).width is None
+    assert AnswerHeader((1, 3, 8), "bfloat16", SESSION).width == 8
+    assert AnswerHeader((1, 21, 2), "float32", SESSION).width is None
+    assert AnswerHeader(None, None, SESSION).width is None
 
 
 def test_answer_over_the_callers_limit() -> None:

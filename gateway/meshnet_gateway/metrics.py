@@ -1,0 +1,50 @@
+"""A gateway's figures as Prometheus text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from meshnet_gateway.recovery import RecoveryCounts
+
+__all__ = ["render_metrics"]
+
+
+class _RecoveryCollector(Collector):
+    """Reads the counts when asked."""
+
+    def __init__(self, counts: RecoveryCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """Give every figure."""
+        counts = self._counts
+        yield CounterMetricFamily("meshnet_sessions_opened", "Sessions begun.", counts.opened)
+        yield CounterMetricFamily(
+            "meshnet_sessions_recovered",
+            "Times that a session went on over another route.",
+            counts.recovered,
+        )
+        yield CounterMetricFamily(
+            "meshnet_sessions_abandoned",
+            "Sessions that ended with an error since no route was left.",
+            counts.abandoned,
+        )
+        yield CounterMetricFamily(
+            "meshnet_replayed_tokens", "Tokens fed to a new route again.", counts.replayed_tokens
+        )
+        yield CounterMetricFamily(
+            "meshnet_recovery_pause_seconds",
+            "Time from noticing a failure to the next token.",
+            counts.pause_s,
+        )
+
+
+def render_metrics(counts: RecoveryCounts) -> bytes:
+    """Write the figures in the text format, version 0.0.4."""
+    registry = CollectorRegistry()
+    registry.register(_RecoveryCollector(counts))
+    return generate_latest(registry)

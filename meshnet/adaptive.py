@@ -1,0 +1,330 @@
+"""Which encoding of a body arrives soonest: chosen anew for each, from what was measured (pure).
+
+A body raw takes ``n * s`` seconds, where `s` is the link's seconds a byte, and encoded
+``n / ratio * s + encoding + decoding``: the plane does these one after the other. Which is less
+depends on the link above all; a size threshold alone is wrong on most (zstd loses to raw from
+0.85 Gbit/s up, and pays for 3 KiB at 100 Mbit/s). One chooser is kept for each hop and
+direction; phases have their own ratios and counters.
+
+`meshnet.compression` stays the floor: what its policy refuses is sent raw, and a policy that
+names an encoding is followed without any of this.
+
+Source: proto/WIRE.md, Bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from meshnet.codec import ENCODINGS
+from meshnet.compression import (
+    AUTO,
+    Clock,
+    CompressionPolicies,
+    CompressionPolicy,
+    CompressionResult,
+    compress_activation,
+)
+from meshnet.dtypes import Body
+from meshnet.estimates import CodecSpeeds, LinkSpeed, Ratio
+from meshnet.sample import ends_in_repeats, predict_ratio
+
+__all__ = ["Decisions", "EncodingChooser", "Plan"]
+
+_SAMPLE_S: Final = 40e-6
+"""What the sample takes that stands before every encoding."""
+_MARGIN: Final = 0.01
+"""Another choice than the last must be better by this share: estimates are no better."""
+_PROBE_SHARE: Final = 0.005
+"""Of all time spent, what may be lost to trying what is not best."""
+_FIRST_PROBE: Final = 8
+_PROBE_EVERY: Final = 64
+"""Bodies after which a choice not taken is worth trying again: at first few, then twice as many
+each time up to this."""
+_REPEATS_RATIO: Final = 4.0
+"""What zstd is taken to give on a tensor that ends in equal rows; nothing is learnt from it."""
+_LINK_BITS_PER_S: Final = {"lan": 1e9, "relay": 5e7, "benchmark": 1e10}
+"""Taken for a link of that name until a body was measured on it."""
+_FIRST_RATIOS: Final = {"zstd": 1.27, "bf16p": 1.47}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one body goes.
+
+    Attributes:
+        encoding: that is to be tried; None is raw.
+        reason: ``disabled``, ``below_min_input``, ``not_accepted``, ``link_faster`` (raw
+            arrives sooner), ``sample`` (a sample shows too little to save), ``fastest``,
+            ``probe`` (tried to keep the estimates true) or ``manual``.
+        phase: of the chunk.
+        policy: whose thresholds hold.
+        width: see `meshnet.codec.compress`.
+        sampled: ratio that a sample predicted; None where none was taken.
+        learn: whether the ratio is typical of the link.
+    """
+
+    encoding: str | None
+    reason: str
+    phase: str
+    policy: CompressionPolicy
+    width: int | None
+    sampled: float | None = None
+    learn: bool = True
+
+    def apply(self, body: Body, clock: Clock) -> CompressionResult:
+        """Encode `body` as planned; may run in any thread.
+
+        Where the encoder is missing or saves too little, the result is the raw body, with
+        `CompressionResult.decision` saying why; for a raw plan that is the reason.
+
+        Args:
+            body: the one that the plan was made for.
+            clock: seconds, monotonic.
+        """
+        if self.encoding is None:
+            size = memoryview(body).nbytes
+            return CompressionResult(body, None, size, size, 0.0, self.reason)
+        return compress_activation(
+            body, self.policy, clock=clock, encoding=self.encoding, width=self.width
+        )
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What became of the bodies of one phase with one outcome.
+
+    Attributes:
+        count: of bodies.
+        input_bytes: of the tensors.
+        output_bytes: of the bodies as they went.
+    """
+
+    count: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that did not have to be sent."""
+        return self.input_bytes - self.output_bytes
+
+    @property
+    def ratio(self) -> float:
+        """Tensors' bytes by bodies' bytes; 1 for none."""
+        return self.input_bytes / self.output_bytes if self.output_bytes else 1.0
+
+
+@dataclass(slots=True)
+class _Phase:
+    """What is known of one phase's bodies."""
+
+    ratios: dict[str, Ratio] = field(default_factory=dict)
+    last: str | None = None
+    since: dict[str | None, int] = field(default_factory=dict)
+    probes: dict[str | None, int] = field(default_factory=dict)
+    budget_s: float = 0.0
+
+
+class EncodingChooser:
+    """Chooses the encodings of the bodies that go over one link in one direction.
+
+    Not for several threads: plan and record where the connections are, apply anywhere.
+
+    Args:
+        policies: the floor and the manual mode.
+        route_condition: the policies' name for the link.
+        speeds: of this machine's encoders; one is shared by all choosers of a process.
+
+    Attributes:
+        reads: encodings that the receiver is known to read; ``zstd`` until it says.
+        decisions: by phase, encoding (None is raw) and outcome, which is a plan's reason for
+            a raw body and, where an encoding was tried, `CompressionResult.decision`.
+        link: what is known of the link.
+        num_answers: requests over the link that were answered.
+    """
+
+    def __init__(
+        self,
+        policies: CompressionPolicies,
+        route_condition: str = "lan",
+        *,
+        speeds: CodecSpeeds | None = None,
+    ) -> None:
+        self.reads: tuple[str, ...] = ("zstd",)
+        self.decisions: dict[tuple[str, str | None, str], Decisions] = {}
+        self.link = LinkSpeed(8 / _LINK_BITS_PER_S.get(route_condition.lower(), 1e9))
+        self.num_answers = 0
+        self._policies = policies
+        self._route_condition = route_condition
+        self._encoders = CodecSpeeds() if speeds is None else speeds
+        self._decoders = CodecSpeeds("decode", like=self._encoders)
+        self._phases: dict[str, _Phase] = {}
+
+    def choose(
+        self,
+        body: Body,
+        phase: str,
+        *,
+        width: int | None = None,
+        accepted: Collection[str] | None = None,
+    ) -> Plan:
+        """Plan how `body` goes.
+
+        Takes 2 microseconds below the floor, else about 10, and 25 more for a sample.
+
+        Args:
+            body: the tensor's bytes, C-contiguous.
+            phase: ``prefill`` or ``decode``.
+            width: last dimension of a bfloat16 tensor, None for other dtypes.
+            accepted: encodings that the receiver reads; None takes `reads`.
+
+        Raises:
+            ValueError: the policies know no such phase.
+        """
+        policy = self._policies.for_condition(self._route_condition, phase)
+        size = memoryview(body).nbytes
+
+        def raw(reason: str) -> Plan:
+            return Plan(None, reason, phase, policy, width)
+
+        if not policy.enabled:
+            return raw("disabled")
+        if size < policy.min_input_bytes or size == 0:
+            return raw("below_min_input")
+        usable = [
+            name
+            for name in (self.reads if accepted is None else accepted)
+            if name in ENCODINGS and (name != "bf16p" or width is not None)
+        ]
+        if policy.encoding != AUTO:
+            if policy.encoding not in usable:
+                return raw("not_accepted")
+            return Plan(policy.encoding, "manual", phase, policy, width)
+        if not usable:
+            return raw("not_accepted")
+        return self._choose_fastest(body, size, phase, policy, width, usable)
+
+    def record(self, plan: Plan, result: CompressionResult) -> None:
+        """Learn from what a plan gave, and count it; once for each body, before it is sent."""
+        key = (plan.phase, result.encoding, result.decision)
+        decisions = self.decisions.setdefault(key, Decisions())
+        decisions.count += 1
+        decisions.input_bytes += result.input_bytes
+        decisions.output_bytes += result.output_bytes
+        if plan.encoding is None or result.decision not in ("compressed", "below_savings"):
+            return
+        if result.elapsed_seconds > 0:
+            self._encoders.record(plan.encoding, result.input_bytes, result.elapsed_seconds)
+        if plan.sampled is not None and plan.learn:
+            ratio = result.input_bytes / max(1, result.output_bytes)
+            self._ratio(plan.phase, plan.encoding).record(ratio, plan.sampled)
+
+    def record_sent(
+        self, result: CompressionResult, seconds: float, decode_s: float | None = None
+    ) -> None:
+        """Learn the link's speed from a body that has arrived.
+
+        Args:
+            result: that was sent.
+            seconds: from the first byte sent until the receiver held the tensor: with HTTP,
+                the exchange less the time that the first hop's Server-Timing states.
+            decode_s: of that, what the receiver took for decoding; None takes the estimate.
+        """
+        if result.encoding is not None:
+            if decode_s is None:
+                decode_s = self._decoders.seconds(result.encoding, result.input_bytes)
+            else:
+                self._decoders.record(result.encoding, result.input_bytes, decode_s)
+        # An estimate of the decoding that is too long must not hide the link.
+        self.link.record(result.output_bytes, max(seconds - (decode_s or 0.0), seconds / 4))
+
+    def _choose_fastest(
+        self,
+        body: Body,
+        size: int,
+        phase: str,
+        policy: CompressionPolicy,
+        width: int | None,
+        usable: list[str],
+    ) -> Plan:
+        state = self._phases.setdefault(phase, _Phase())
+        ratios = {name: self._ratio(phase, name).actual for name in usable}
+        learn = not ("zstd" in usable and ends_in_repeats(body, width))
+        if not learn:
+            ratios["zstd"] = _REPEATS_RATIO
+        sampled: dict[str, float] = {}
+        refused = False
+        while True:
+            costs = self._costs(size, ratios)
+            encoding, is_probe = _pick(state, costs)
+            if encoding is None or encoding in sampled or not (learn or encoding != "zstd"):
+                break
+            # The sample is taken only of what would be done, and can only take it back.
+            sampled[encoding] = predict_ratio(encoding, body, width)
+            ratio = self._ratio(phase, encoding).given(sampled[encoding])
+            saved = size * (1 - 1 / ratio)
+            if saved < max(policy.min_savings_bytes, policy.min_savings_ratio * size):
+                self._ratio(phase, encoding).relax(sampled[encoding])
+                del ratios[encoding]
+                refused = True
+            elif ratio == ratios[encoding]:
+                break
+            else:
+                ratios[encoding] = ratio
+        _spend(state, costs, encoding, is_probe=is_probe)
+        if is_probe:
+            reason = "probe"
+        elif encoding is not None:
+            reason = "fastest"
+        else:
+            reason = "sample" if refused else "link_faster"
+        return Plan(encoding, reason, phase, policy, width, sampled.get(encoding or ""), learn)
+
+    def _costs(self, size: int, ratios: dict[str, float]) -> dict[str | None, float]:
+        """Give the seconds that each choice takes until the receiver holds the tensor."""
+        s_per_byte = self.link.s_per_byte
+        costs: dict[str | None, float] = {None: size * s_per_byte}
+        for name, ratio in ratios.items():
+            costs[name] = (
+                size / ratio * s_per_byte
+                + _SAMPLE_S
+                + self._encoders.seconds(name, size)
+                + self._decoders.seconds(name, size)
+            )
+        return costs
+
+    def _ratio(self, phase: str, encoding: str) -> Ratio:
+        ratios = self._phases.setdefault(phase, _Phase()).ratios
+        return ratios.setdefault(encoding, Ratio(_FIRST_RATIOS.get(encoding, 1.2)))
+
+
+def _pick(state: _Phase, costs: dict[str | None, float]) -> tuple[str | None, bool]:
+    """Give the choice of least cost, or one long not taken whose cost is within the budget."""
+    best = min(costs, key=costs.__getitem__)
+    last = state.last
+    if last in costs and costs[best] > costs[last] * (1 - _MARGIN):
+        best = last
+    for name, cost in costs.items():
+        loss = cost - costs[best]
+        patience = min(_PROBE_EVERY, _FIRST_PROBE << state.probes.get(name, 0))
+        if name != best and state.since.get(name, 0) >= patience and loss <= state.budget_s:
+            return name, True
+    return best, False
+
+
+def _spend(
+    state: _Phase, costs: dict[str | None, float], taken: str | None, *, is_probe: bool
+) -> None:
+    """Count a choice, and what a probe is expected to lose."""
+    best_s = min(costs.values())
+    state.budget_s += _PROBE_SHARE * best_s
+    for name in costs:
+        state.since[name] = 0 if name == taken else state.since.get(name, 0) + 1
+    if is_probe:
+        state.budget_s -= max(0.0, costs[taken] - best_s)
+        state.probes[taken] = min(8, state.probes.get(taken, 0) + 1)
+    else:
+        state.last = taken

@@ -1,0 +1,1 @@
+"""A registry that replicas of the control plane share through etcd."""

@@ -1,0 +1,1 @@
+"""Generated code that is no part of the public schema."""

@@ -1,0 +1,1 @@
+"""The subset of the API of etcd that the registry uses."""

@@ -1,0 +1,1 @@
+"""Generated from proto/meshnet/internal/etcd/v3; not edited by hand."""

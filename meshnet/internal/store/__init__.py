@@ -1,0 +1,1 @@
+"""The form in which the stores of the registry keep nodes."""

@@ -1,0 +1,1 @@
+"""All that needs torch or transformers: shards, imports, the survey."""

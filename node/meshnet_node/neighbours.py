@@ -1,0 +1,167 @@
+"""Measures the links to nodes that may come next on a route; their numbers choose routes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from meshnet.compression import CompressionPolicies
+from meshnet.control.client import ControlClient
+from meshnet.control.validate import endpoint_address
+from meshnet.errors import MeshError
+from meshnet.plane.client import PlaneClient
+from meshnet.topology import NodeId
+from meshnet.v1 import node_service_pb2 as nodes_pb2
+from meshnet.v1 import types_pb2
+from meshnet_node.backend import ShardSpec
+
+__all__ = ["Bandwidths", "Neighbour", "Neighbours", "choose_neighbours"]
+
+MAX_NEIGHBOURS: Final = 8
+_PROBE_EVERY_S: Final = 15.0
+_LIST_EVERY_S: Final = 300.0
+_NUM_TRIES: Final = 4
+_TIMEOUT_S: Final = 2.0
+
+_log = logging.getLogger(__name__)
+
+Bandwidths = Callable[[], Mapping[str, float]]
+"""Gives bytes a second by ``host:port``, as the chunks that were sent have shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A node that may be the next hop, and ``host:port`` of its activation plane."""
+
+    node: NodeId
+    address: str
+
+
+class Neighbours:
+    """Probes a few nodes now and then, by ``GET /healthz`` over kept connections.
+
+    Args:
+        control: asked at a low rate which nodes there are.
+        node: this node's id.
+        spec: this node's shard.
+        bandwidths: of links that chunks have used.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        control: ControlClient,
+        node: NodeId,
+        spec: ShardSpec,
+        bandwidths: Bandwidths = dict,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._control = control
+        self._node = node
+        self._spec = spec
+        self._bandwidths = bandwidths
+        self._clock = clock
+        self._client = PlaneClient(policies=CompressionPolicies(), connect_timeout_s=_TIMEOUT_S)
+        self._found: list[Neighbour] = []
+        self._listed_at: float | None = None
+        self._rtts_s: dict[Neighbour, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to probe."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop to probe."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._client.close()
+
+    def links(self) -> list[types_pb2.LinkStats]:
+        """Give what was measured last, in order of the nodes' ids."""
+        speeds = self._bandwidths()
+        return [
+            types_pb2.LinkStats(
+                node=f"nodes/{neighbour.node}",
+                round_trip_microseconds=max(1, round(rtt_s * 1e6)),
+                bytes_per_second=int(speeds.get(neighbour.address, 0)),
+            )
+            for neighbour, rtt_s in sorted(self._rtts_s.items(), key=lambda item: item[0].node)
+        ]
+
+    async def measure(self) -> None:
+        """Probe all neighbours once; one that does not answer has no link until it does.
+
+        Raises:
+            MeshError: the control plane could not be asked for the nodes.
+        """
+        if self._spec.holds_head:
+            return  # nothing comes after the last layer
+        now = self._clock()
+        is_all_well = bool(self._found) and len(self._rtts_s) == len(self._found)
+        if self._listed_at is None or not is_all_well or now - self._listed_at >= _LIST_EVERY_S:
+            nodes = await self._control.list_nodes(model=f"models/{self._spec.model}")
+            self._found = choose_neighbours(nodes, self._node, self._spec)
+            self._listed_at = now
+        measured = await asyncio.gather(*map(self._probe, self._found))
+        self._rtts_s = {
+            neighbour: rtt_s
+            for neighbour, rtt_s in zip(self._found, measured, strict=True)
+            if rtt_s is not None
+        }
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.measure()
+            except MeshError as error:
+                _log.info("node %s: links were not measured: %s", self._node, error)
+            await asyncio.sleep(_PROBE_EVERY_S * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+
+    async def _probe(self, neighbour: Neighbour) -> float | None:
+        """Give the shortest of a few round trips; the first may connect, or wake a shard."""
+        shortest: float | None = None
+        for _ in range(_NUM_TRIES):
+            started = self._clock()
+            try:
+                await self._client.get(neighbour.address, "/healthz", timeout_s=_TIMEOUT_S)
+            except MeshError as error:
+                _log.info("node %s: no link to %s: %s", self._node, neighbour.node, error)
+                return None
+            rtt_s = self._clock() - started
+            shortest = rtt_s if shortest is None else min(shortest, rtt_s)
+        return shortest
+
+
+def choose_neighbours(
+    nodes: Iterable[nodes_pb2.Node], own: NodeId, spec: ShardSpec, limit: int = MAX_NEIGHBOURS
+) -> list[Neighbour]:
+    """Choose whom to measure: nodes of the same weights that hold the layer after ours.
+
+    Where there are more than `limit`, a hash of both ids decides, so that the links
+    measured spread over all pairs and each node keeps to its own.
+    """
+    following: list[tuple[bytes, Neighbour]] = []
+    for node in nodes:
+        name = NodeId(node.name.removeprefix("nodes/"))
+        goes_on = any(
+            shard.model == f"models/{spec.model}"
+            and shard.model_digest == spec.digest
+            and shard.layers.start <= spec.layers.end < shard.layers.end
+            for shard in node.shards
+        )
+        if name == own or not goes_on or not node.endpoints:
+            continue
+        if node.state in (nodes_pb2.NODE_STATE_LOST, nodes_pb2.NODE_STATE_DRAINED):
+            continue
+        address = endpoint_address(node.endpoints[0].uri, "endpoints[0].uri")
+        order = hashlib.sha256(f"{own} {name}".encode()).digest()
+        following.append((order, Neighbour(name, address)))
+    return [neighbour for _, neighbour in sorted(following, key=lambda item: item[0])[:limit]]

@@ -1,0 +1,88 @@
+"""A gateway and float32 nodes as processes, each of which can be ended alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import openai
+
+from tests.e2e.commands import Running, meshnet_json, running
+
+QUESTION = [{"role": "user", "content": "Name the planets of the solar system, one a line."}]
+LAYERS = {"first": "0:10", "middle": "10:20", "last": "20:30"}
+MAX_TOKENS = 24
+KILL_AFTER = 5
+
+
+@dataclass
+class Mesh:
+    """A gateway and float32 nodes, each of which can be ended alone."""
+
+    model: str
+    stack: ExitStack
+    gateway: Running
+    facts: dict
+    nodes: dict[str, Running] = field(default_factory=dict)
+
+    def start(self, name: str, layers: str) -> Running:
+        node = self.stack.enter_context(
+            running(
+                *("node", "--id", name, "--model", self.model, "--layers", layers),
+                *("--listen", "127.0.0.1:0", "--control", self.facts["control"]),
+                *("--dtype", "float32", "--threads", "1"),
+            )
+        )
+        self.nodes[name] = node
+        return node
+
+    def on_route(self, hop: int) -> Running:
+        """Give the node that the next session will run through at this hop."""
+        control = self.facts["control"]
+        selected = meshnet_json("route", self.facts["models"][0], "--control", control)
+        return self.nodes[selected["routes"][0]["hops"][hop]["node"].removeprefix("nodes/")]
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.facts["http"] + "/v1", api_key="none", max_retries=0)
+
+    def ask(self, **options):
+        return self.client().chat.completions.create(
+            model=self.facts["models"][0],
+            messages=QUESTION,
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            **options,
+        )
+
+    def stream_and(self, act) -> str:
+        """Stream the answer, call `act` after five pieces; gives the whole text."""
+        pieces = []
+        acted = False
+        for chunk in self.ask(stream=True):
+            if chunk.choices and chunk.choices[0].delta.content:
+                pieces.append(chunk.choices[0].delta.content)
+            if len(pieces) >= KILL_AFTER and not acted:
+                act()
+                acted = True
+        assert acted
+        return "".join(pieces)
+
+
+@contextlib.contextmanager
+def mesh(smollm2, *gateway_options: str) -> Iterator[Mesh]:
+    with ExitStack() as stack:
+        gateway = stack.enter_context(
+            running(
+                *("gateway", "--model", str(smollm2), "--listen", "127.0.0.1:0"),
+                *("--control-listen", "127.0.0.1:0", "--control-grpc-listen", "127.0.0.1:0"),
+                *("--lease-ttl", "3", *gateway_options),
+            )
+        )
+        made = Mesh(str(smollm2), stack, gateway, gateway.event("listening"))
+        for name, layers in LAYERS.items():
+            made.start(name, layers)
+        for node in made.nodes.values():
+            node.ready = node.event("ready")
+        yield made

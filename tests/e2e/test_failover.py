@@ -1,0 +1,60 @@
+"""Nodes that end in the middle of an answer: a pause for the reader, not an error."""
+
+from __future__ import annotations
+
+import signal
+import urllib.request
+
+import openai
+import pytest
+
+from tests.e2e.commands import eventually
+from tests.e2e.sessions import LAYERS, mesh
+
+
+@pytest.mark.timeout(600)
+def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
+    with mesh(smollm2) as made:
+        made.start("spare", LAYERS["middle"]).event("ready")
+        undisturbed = made.ask().choices[0].message.content
+        disturbed = made.stream_and(made.on_route(1).process.kill)
+        assert disturbed == undisturbed
+        with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        assert "meshnet_sessions_recovered_total 1.0" in lines
+        assert not any("Traceback" in line for line in made.gateway.errors)
+
+
+@pytest.mark.timeout(600)
+def test_s1_without_a_spare_the_stream_ends_with_an_error_and_never_with_a_stop(smollm2):
+    with mesh(smollm2, "--spare-wait", "2") as made:
+        with pytest.raises(openai.APIError) as caught:
+            made.stream_and(made.nodes["middle"].process.kill)
+        assert "10-20" in str(caught.value)
+        with pytest.raises(openai.InternalServerError) as refused:
+            made.ask()
+        assert refused.value.status_code == 503
+
+
+@pytest.mark.timeout(600)
+def test_a_node_that_starts_again_takes_its_session_up(smollm2):
+    with mesh(smollm2, "--spare-wait", "60") as made:
+        undisturbed = made.ask().choices[0].message.content
+
+        def restart() -> None:
+            made.nodes["last"].process.kill()
+            made.nodes["last"].process.wait(10)
+            made.start("last", LAYERS["last"])
+
+        assert made.stream_and(restart) == undisturbed
+
+
+@pytest.mark.timeout(600)
+def test_a_node_that_hangs_is_left_when_its_lease_ends(smollm2):
+    with mesh(smollm2) as made:
+        made.start("spare", LAYERS["first"]).event("ready")
+        undisturbed = made.ask().choices[0].message.content
+        first = made.on_route(0)
+        assert made.stream_and(lambda: first.process.send_signal(signal.SIGSTOP)) == undisturbed
+        first.process.send_signal(signal.SIGCONT)
+        eventually(lambda: made.ask().choices[0].finish_reason)
