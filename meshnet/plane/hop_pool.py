@@ -9,7 +9,8 @@ import time
 from typing import Final
 
 from meshnet.plane.dial import no_host_name, split_host_port
-from meshnet.plane.stream import Stream, TlsStream
+from meshnet.plane.stream import Stream
+from meshnet.plane.tls_stream import TlsStream
 
 __all__ = ["HopPool"]
 

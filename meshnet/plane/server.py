@@ -25,7 +25,8 @@ from meshnet.listen import listen
 from meshnet.plane.exchange import Exchange, Service
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.http1 import build_answer
-from meshnet.plane.stream import Stream, TlsStream
+from meshnet.plane.stream import Stream
+from meshnet.plane.tls_stream import TlsStream
 from meshnet.plane.watcher import Watcher
 from meshnet.problem import pack_problem
 

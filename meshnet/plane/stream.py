@@ -14,14 +14,13 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable
 from typing import Final, TypeVar
 
 from meshnet.dtypes import Body
 from meshnet.plane.dial import set_up
 from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, Inbox, Reading, allocate
 
-__all__ = ["Stream", "TlsStream"]
+__all__ = ["Stream", "rest_of"]
 
 _FIRST_BYTES: Final = 4096
 """Enough for a head; more of a body that came with it would be copied from here to its place."""
@@ -147,7 +146,7 @@ class Stream:
             try:
                 pieces = self._send_now(pieces)
             except (BlockingIOError, ssl.SSLWantWriteError):
-                if self._await(select.POLLIN | select.POLLOUT) & ~select.POLLOUT:
+                if self.wait_for(select.POLLIN | select.POLLOUT) & ~select.POLLOUT:
                     return False
         return True
 
@@ -211,7 +210,7 @@ class Stream:
             sent = self._sock.sendmsg(pieces)
         except BlockingIOError:
             return pieces
-        return [] if sent == sum(map(len, pieces)) else _rest(pieces, sent)
+        return [] if sent == sum(map(len, pieces)) else rest_of(pieces, sent)
 
     def _send_now(self, pieces: list[Body]) -> list[Body]:
         """Send what goes without waiting; gives what is left.
@@ -219,7 +218,7 @@ class Stream:
         Raises:
             BlockingIOError: nothing does.
         """
-        return _rest(pieces, self._sock.sendmsg(pieces, (), socket.MSG_DONTWAIT))
+        return rest_of(pieces, self._sock.sendmsg(pieces, (), socket.MSG_DONTWAIT))
 
     def _remaining(self) -> float | None:
         """Give the seconds to the deadline.
@@ -253,7 +252,7 @@ class Stream:
         value = struct.pack("ll", *divmod(microseconds, 1_000_000))
         self._sock.setsockopt(socket.SOL_SOCKET, option, value)
 
-    def _await(self, events: int) -> int:
+    def wait_for(self, events: int) -> int:
         """Wait for events of the socket; gives those that came.
 
         Raises:
@@ -268,59 +267,7 @@ class Stream:
                 return found[0][1]
 
 
-class TlsStream(Stream):
-    """The same through TLS.
-
-    A TLS socket knows neither MSG_WAITALL nor the kernel's timeouts, so that it is
-    non-blocking and waits by poll. Bodies are still decrypted into their place.
-    """
-
-    _sock: ssl.SSLSocket
-
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        super().__init__(sock)
-        sock.setblocking(False)
-
-    def begin(self) -> None:
-        """Make the handshake."""
-        self._repeat(self._sock.do_handshake)
-
-    def is_reusable(self) -> bool:
-        """Tell whether an idle connection still serves: nothing may be there to read."""
-        if self.inbox.failure is not None or self.inbox.buffered:
-            return False
-        try:
-            self._sock.recv(1)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return True
-        except OSError:
-            return False
-        return False
-
-    def expect(self, head_bytes: int, body_bytes: int | None) -> None:
-        """Expect nothing: TLS cannot receive into two places at once."""
-
-    def _receive_into(self, target: memoryview, flags: int = 0) -> int:
-        return self._repeat(lambda: self._sock.recv_into(target))
-
-    def _send_some(self, pieces: list[Body]) -> list[Body]:
-        return self._repeat(lambda: self._send_now(pieces))
-
-    def _send_now(self, pieces: list[Body]) -> list[Body]:
-        return _rest(pieces, self._sock.send(pieces[0]))
-
-    def _repeat(self, work: Callable[[], _T]) -> _T:
-        """Do `work` as often as TLS has to wait for the socket."""
-        while True:
-            try:
-                return work()
-            except ssl.SSLWantReadError:
-                self._await(select.POLLIN)
-            except ssl.SSLWantWriteError:
-                self._await(select.POLLOUT)
-
-
-def _rest(pieces: list[Body], sent: int) -> list[Body]:
+def rest_of(pieces: list[Body], sent: int) -> list[Body]:
     """Give what is left of `pieces` after `sent` bytes of them."""
     for index, piece in enumerate(pieces):
         if sent < len(piece):
