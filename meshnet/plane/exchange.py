@@ -6,12 +6,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.codec import ENCODINGS
-from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import Code, MeshError, WireError
 from meshnet.grammar import parse_count, parse_session
@@ -23,15 +22,14 @@ from meshnet.plane.bodies import (
     read_exactly,
 )
 from meshnet.plane.caller import Caller, CallerGoneError
-from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.http1 import CONTINUE, RequestHead, parse_request
 from meshnet.plane.inbox import ConnectionEndedError, read_head
-from meshnet.plane.memo import POSITION, HeadMemo
-from meshnet.plane.reply import Reply, ReplyHeads, late, not_allowed, problem
+from meshnet.plane.reply import Reply, late, not_allowed, problem
+from meshnet.plane.service import Service
 from meshnet.plane.stream import Stream
 from meshnet.wire import ChunkHeader, pack_answer, unpack_chunk, view_tensor
 
-__all__ = ["Exchange", "Service"]
+__all__ = ["Exchange"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,31 +40,6 @@ _DRAIN_BYTES: Final = 64 * 1024
 _LINGER_S: Final = 2.0
 
 _T = TypeVar("_T")
-
-
-@dataclass(slots=True)
-class Service:
-    """What the connections of one server share.
-
-    Attributes:
-        handler: computes.
-        policies: decide which answers are compressed.
-        route_condition: the policies' name for the links that callers come over.
-        limits: granted to callers.
-        closing: the server goes away, and each answer is its connection's last.
-        chunks: heads of chunks read before.
-        heads: writes those of replies.
-    """
-
-    handler: PlaneHandler
-    policies: CompressionPolicies
-    route_condition: str
-    limits: PlaneLimits
-    closing: bool = False
-    chunks: HeadMemo[tuple[RequestHead, ChunkHeader]] = field(
-        default_factory=lambda: HeadMemo(POSITION)
-    )
-    heads: ReplyHeads = field(default_factory=ReplyHeads)
 
 
 class Exchange:

@@ -22,9 +22,10 @@ from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase
 from meshnet.listen import listen
-from meshnet.plane.exchange import Exchange, Service
+from meshnet.plane.exchange import Exchange
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.http1 import build_answer
+from meshnet.plane.service import Service
 from meshnet.plane.stream import Stream
 from meshnet.plane.tls_stream import TlsStream
 from meshnet.plane.watcher import Watcher
