@@ -45,21 +45,23 @@ _HOP = re.compile(
     r";codec=(?P<codec>[0-9.]{1,16});next=(?P<next>[0-9.]{1,16})"
     r";in=(?P<in>[0-9]{1,16});out=(?P<out>[0-9]{1,16})"
 )
+_HOP_FORMAT = "hop;desc=%s;dur=%.3f;queue=%.3f;compute=%.3f;codec=%.3f;next=%.3f;in=%d;out=%d"
 
 
 def format_timing(timing: HopTiming, after: str = "") -> str:
     """Write one hop's metric, followed by the Server-Timing value of the hop after it."""
-    own = (
-        f"hop;desc={timing.node};dur={_ms(timing.total_ms)};queue={_ms(timing.queue_ms)}"
-        f";compute={_ms(timing.compute_ms)};codec={_ms(timing.codec_ms)}"
-        f";next={_ms(timing.next_ms)};in={timing.in_bytes};out={timing.out_bytes}"
+    # A difference of clock readings may come out just below 0.
+    own = _HOP_FORMAT % (
+        timing.node,
+        max(0.0, timing.total_ms),
+        max(0.0, timing.queue_ms),
+        max(0.0, timing.compute_ms),
+        max(0.0, timing.codec_ms),
+        max(0.0, timing.next_ms),
+        timing.in_bytes,
+        timing.out_bytes,
     )
     return f"{own}, {after}" if after else own
-
-
-def _ms(milliseconds: float) -> str:
-    """Write a time; a difference of clock readings may come out just below 0."""
-    return f"{max(0.0, milliseconds):.3f}"
 
 
 def parse_timings(value: str) -> list[HopTiming]:

@@ -6,8 +6,10 @@ Source: proto/WIRE.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -123,6 +125,21 @@ class ChunkHeader:
         """Values in a row of a bfloat16 tensor, for `meshnet.codec`; None for other dtypes."""
         return self.shape[-1] if self.dtype == BFLOAT16 else None
 
+    def at(self, position: int | None) -> ChunkHeader:
+        """Give the same header at another position; a third of the time of `replace`."""
+        moved = object.__new__(ChunkHeader)
+        for get, put in _CHUNK_SLOTS:
+            put(moved, get(self))
+        _PUT_POSITION(moved, position)
+        return moved
+
+
+_CHUNK_SLOTS: Final = tuple(
+    (slot.__get__, slot.__set__)
+    for slot in (vars(ChunkHeader)[field.name] for field in fields_of(ChunkHeader))
+)
+_PUT_POSITION: Final = vars(ChunkHeader)["position"].__set__
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerHeader:
@@ -159,6 +176,18 @@ class AnswerHeader:
     def width(self) -> int | None:
         """Values in a row of a bfloat16 tensor, for `meshnet.codec`; None for other dtypes."""
         return self.shape[-1] if self.shape is not None and self.dtype == BFLOAT16 else None
+
+    def timed(self, server_timing: str) -> AnswerHeader:
+        """Give the same header with another Server-Timing; faster than `replace`."""
+        return AnswerHeader(
+            self.shape,
+            self.dtype,
+            self.session,
+            self.chunk_index,
+            self.chunk_total,
+            self.encoding,
+            server_timing,
+        )
 
 
 def unpack_chunk(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> ChunkHeader:
@@ -376,10 +405,7 @@ def _check_size(shape: tuple[int, ...], dtype: str, limits: WireLimits) -> None:
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    product = item_size(dtype)
-    for dimension in shape:
-        product *= dimension
-    return product
+    return item_size(dtype) * math.prod(shape)
 
 
 def _identity(fields: dict[str, str]) -> tuple[SessionId, int, int]:

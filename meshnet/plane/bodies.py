@@ -1,4 +1,4 @@
-"""Bodies between connection and tensor: read under a bound, coded off the event loop.
+"""Bodies between connection and tensor: read under a bound, decoded and encoded (sans-IO).
 
 The memory that a body is read into belongs to the tensor that views it and is never used
 again, so a handler may keep the tensor as long as it likes.
@@ -6,12 +6,9 @@ again, so a handler may keep the tensor as long as it likes.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from meshnet.codec import decompress, max_body_bytes
@@ -19,32 +16,17 @@ from meshnet.compression import CompressionPolicy, compress_activation
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import Code, WireError
 from meshnet.plane.chunked import ChunkedDecoder
-from meshnet.plane.connection import Connection, ConnectionEndedError
 from meshnet.plane.http1 import AnswerHead
+from meshnet.plane.inbox import Inbox, Reading, allocate
 
 __all__ = [
-    "allocate",
     "check_length",
     "compress_tensor",
     "decompress_body",
     "read_body",
     "read_bounded",
+    "read_exactly",
 ]
-
-_INLINE_BYTES: Final = 256 * 1024
-"""Bodies up to this are coded on the event loop: about 0.25 ms, twice a thread's handoff."""
-
-_T = TypeVar("_T")
-
-
-def allocate(num_bytes: int) -> memoryview:
-    """Give memory of exactly `num_bytes` bytes, with whatever they hold.
-
-    Never kept for the next body. Measured, round trips of 0.5 to 4 MiB take no page fault
-    and no longer than with buffers kept: malloc gives back what the body before left. Only
-    past its mapping threshold, at 32 MiB, do kept buffers save some 15 % of the time.
-    """
-    return np.empty(num_bytes, np.uint8).data
 
 
 def check_length(encoding: str | None, num_bytes: int, length: int) -> None:
@@ -70,14 +52,14 @@ def check_length(encoding: str | None, num_bytes: int, length: int) -> None:
         )
 
 
-async def read_body(
-    connection: Connection,
+def read_body(
+    inbox: Inbox,
     *,
     encoding: str | None,
     num_bytes: int,
     content_length: int | None,
     chunked: bool,
-) -> memoryview:
+) -> Reading[memoryview]:
     """Read the body of a tensor of `num_bytes` bytes.
 
     With neither a length nor chunked coding the body ends with the connection.
@@ -85,90 +67,75 @@ async def read_body(
     Raises:
         WireError: a length that cannot be right, before anything is read; or chunked
             coding that is malformed or goes past it.
-        ConnectionEndedError: the connection ended within the body.
-        TimeoutError: the connection's deadline passed.
     """
     if content_length is not None:
         check_length(encoding, num_bytes, content_length)
-        body = allocate(content_length)
-        await connection.read_into(body)
-        return body
+        return (yield from read_exactly(inbox, content_length))
     body = allocate(max_body_bytes(encoding, num_bytes))
-    if chunked:
-        size = await _read_chunked(connection, body)
-    else:
-        size = await _read_to_end(connection, body)
+    size = yield from (_read_chunked(inbox, body) if chunked else _read_to_end(inbox, body))
     return body[:size]
 
 
-async def _read_chunked(connection: Connection, out: memoryview) -> int:
-    """Read a body in chunked coding into `out`; gives its length.
-
-    Raises:
-        WireError: not chunked coding, or a body longer than `out`.
-        ConnectionEndedError: the connection ended first.
-        TimeoutError: the connection's deadline passed.
-    """
-    decoder = ChunkedDecoder(out)
-    while True:
-        connection.consume(decoder.feed(connection.unread()))
-        if decoder.done:
-            return decoder.size
-        await connection.receive()
-
-
-async def _read_to_end(connection: Connection, out: memoryview) -> int:
-    """Read into `out` until the other end closes; gives the length.
-
-    Raises:
-        WireError: a body longer than `out`.
-        ConnectionEndedError: the connection was reset.
-        TimeoutError: the connection's deadline passed.
-    """
-    size = 0
-    while True:
-        data = connection.unread()
-        count = len(data)
-        if size + count > len(out):
-            raise WireError(f"body has at least {size + count} bytes; expected {len(out)}")
-        out[size : size + count] = data
-        connection.consume(count)
-        size += count
-        if connection.closed_by_peer:
-            return size
-        try:
-            await connection.receive()
-        except ConnectionEndedError:
-            if not connection.closed_by_peer:
-                raise
-
-
-async def read_bounded(connection: Connection, head: AnswerHead, max_bytes: int) -> bytes:
+def read_bounded(inbox: Inbox, head: AnswerHead, max_bytes: int) -> Reading[bytes]:
     """Read the body of an answer that is no tensor.
 
     Raises:
         WireError: a body of more than `max_bytes`.
-        ConnectionEndedError: the connection ended first.
-        TimeoutError: the connection's deadline passed.
     """
     if head.status in (204, 304):
         return b""
     length = head.content_length
-    if length is not None and length > max_bytes:
-        raise WireError(
-            f"Content-Length: {length}; expected at most {max_bytes}", field="Content-Length"
-        )
-    out = allocate(max_bytes if length is None else length)
-    if head.chunked:
-        length = await _read_chunked(connection, out)
-    elif length is None:
-        length = await _read_to_end(connection, out)
-    else:
-        await connection.read_into(out)
-    return bytes(out[:length])
+    if length is not None:
+        if length > max_bytes:
+            raise WireError(
+                f"Content-Length: {length}; expected at most {max_bytes}", field="Content-Length"
+            )
+        return bytes((yield from read_exactly(inbox, length)))
+    out = allocate(max_bytes)
+    size = yield from (_read_chunked(inbox, out) if head.chunked else _read_to_end(inbox, out))
+    return bytes(out[:size])
 
 
-async def decompress_body(encoding: str | None, body: Body, num_bytes: int) -> tuple[Body, float]:
+def read_exactly(inbox: Inbox, num_bytes: int) -> Reading[memoryview]:
+    """Read `num_bytes` bytes: those not here yet go from the socket to their place."""
+    body, filled = inbox.claim(num_bytes)
+    if filled < num_bytes:
+        yield body[filled:]
+    return body
+
+
+def _read_chunked(inbox: Inbox, out: memoryview) -> Reading[int]:
+    """Read a body in chunked coding into `out`; gives its length.
+
+    Raises:
+        WireError: not chunked coding, or a body longer than `out`.
+    """
+    decoder = ChunkedDecoder(out)
+    while True:
+        inbox.consume(decoder.feed(inbox.unread()))
+        if decoder.done:
+            return decoder.size
+        yield None
+
+
+def _read_to_end(inbox: Inbox, out: memoryview) -> Reading[int]:
+    """Read into `out` until the other end closes; gives the length.
+
+    Raises:
+        WireError: a body longer than `out`.
+    """
+    size = 0
+    while True:
+        count = inbox.buffered
+        if size + count > len(out):
+            raise WireError(f"body has at least {size + count} bytes; expected {len(out)}")
+        size += inbox.take_into(out[size:])
+        if inbox.closed_by_peer:
+            return size
+        yield None
+
+
+def decompress_body(encoding: str | None, body: Body, num_bytes: int) -> tuple[Body, float]:
     """Decode a body to exactly `num_bytes` bytes; gives them and the seconds it took.
 
     Raises:
@@ -177,23 +144,18 @@ async def decompress_body(encoding: str | None, body: Body, num_bytes: int) -> t
     if encoding is None:
         return decompress(None, body, num_bytes), 0.0
     started = time.perf_counter()
-    raw = await _off_loop(num_bytes, lambda: decompress(encoding, body, num_bytes))
+    raw = decompress(encoding, body, num_bytes)
     return raw, time.perf_counter() - started
 
 
-async def compress_tensor(
+def compress_tensor(
     tensor: npt.NDArray[Any], policy: CompressionPolicy, accepted: tuple[str, ...]
 ) -> tuple[Body, str | None]:
     """Give a tensor's body, and its encoding where the policy and the reader want one."""
     raw = view_bytes(tensor)
-    if not accepted or not policy.enabled or len(raw) < policy.min_input_bytes:
+    if not accepted or not policy.tries(len(raw)):
         return raw, None
-    result = await _off_loop(len(raw), lambda: compress_activation(raw, policy))
+    result = compress_activation(raw, policy)
     if result.encoding is not None and result.encoding not in accepted:
         return raw, None
     return result.body, result.encoding
-
-
-async def _off_loop(num_bytes: int, work: Callable[[], _T]) -> _T:
-    """Run `work` here where it is short, else in a thread (the codecs release the GIL)."""
-    return work() if num_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)

@@ -4,61 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+import ssl
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 
 from meshnet.chunk import Answer
-from meshnet.codec import ENCODINGS
 from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body
-from meshnet.errors import Code, MeshError, NextHopError, WireError
+from meshnet.errors import WireError
 from meshnet.grammar import Phase
-from meshnet.plane.bodies import (
-    compress_tensor,
-    decompress_body,
-    read_body,
-    read_bounded,
+from meshnet.plane.connection import Connection
+from meshnet.plane.inbox import Inbox, Reading
+from meshnet.plane.messages import (
+    MAX_COLD_BYTES,
+    AnswerReader,
+    ColdAnswer,
+    Received,
+    check_released,
+    cold_failure,
+    hop_failure,
+    pack_cold,
+    pack_request,
+    release_path,
 )
-from meshnet.plane.connection import Connection, ConnectionEndedError
-from meshnet.plane.http1 import AnswerHead, build_request, parse_answer
-from meshnet.plane.memo import SERVER_TIMING, HeadMemo
 from meshnet.plane.pool import ConnectionPool
-from meshnet.problem import unpack_problem
 from meshnet.topology import NodeId, SessionId
-from meshnet.wire import (
-    DEFAULT_LIMITS,
-    AnswerHeader,
-    ChunkHeader,
-    WireLimits,
-    pack_chunk,
-    unpack_answer,
-    view_tensor,
-)
+from meshnet.wire import DEFAULT_LIMITS, ChunkHeader, WireLimits
 
 __all__ = ["PlaneClient"]
 
-_MAX_HEADER_BYTES: Final = 32 * 1024
-_MAX_HEADER_COUNT: Final = 128
-_MAX_PROBLEM_BYTES: Final = 64 * 1024
-_MAX_COLD_BYTES: Final = 16 * 1024 * 1024
-_MAX_INTERIM: Final = 8
 _SEND_ASIDE_BYTES: Final = 64 * 1024
 """A longer body is sent while an early answer is listened for."""
+_INLINE_BYTES: Final = 256 * 1024
+"""Bodies up to this are coded on the event loop: about 0.25 ms, twice a thread's handoff."""
 
 _T = TypeVar("_T")
-_Read = Callable[[Connection, "_Received"], Awaitable[_T]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Received:
-    """A final answer's head: its bytes, what HTTP says, and what the wire says if known."""
-
-    raw: bytes
-    head: AnswerHead
-    header: AnswerHeader | None
+_R = TypeVar("_R", Received, ColdAnswer)
 
 
 class PlaneClient:
@@ -71,6 +54,7 @@ class PlaneClient:
         connect_timeout_s: for one attempt to connect.
         max_connections: to one address at a time; a further request waits its turn.
         max_idle_connections: to one address, kept for the next request.
+        tls: a client's context, where connections are to be encrypted.
 
     Raises:
         ValueError: the policies know no such `route_condition`.
@@ -85,17 +69,18 @@ class PlaneClient:
         connect_timeout_s: float = 5.0,
         max_connections: int = 256,
         max_idle_connections: int = 32,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         for phase in Phase:
             policies.for_condition(route_condition, phase.value)
         self._policies = policies
         self._route_condition = route_condition
-        self._limits = limits
-        self._answers: HeadMemo[tuple[AnswerHead, AnswerHeader]] = HeadMemo(SERVER_TIMING)
+        self._answers = AnswerReader(limits)
         self._pool = ConnectionPool(
             connect_timeout_s=connect_timeout_s,
             max_open=max_connections,
             max_idle=max_idle_connections,
+            tls=tls,
         )
 
     async def forward(
@@ -126,29 +111,25 @@ class PlaneClient:
             MeshError: what the node, or one after it, answered instead.
         """
         policy = self._policies.for_condition(self._route_condition, header.phase.value)
-
-        async def read(connection: Connection, received: _Received) -> Answer | MeshError:
-            return await self._read_answer(connection, received, header)
-
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
-            body, encoding = await compress_tensor(tensor, policy, ENCODINGS)
-            if encoding != header.encoding:
-                header = replace(header, encoding=encoding)
-            fields = pack_chunk(header)
-            head = build_request("POST", "/forward", address, fields, len(body))
-            repeatable = header.position is not None
-            result = await self._exchange(address, head, body, read, deadline, repeatable)
-        except TimeoutError as error:
-            reason = str(error) or f"no answer within {timeout_s:g} s"
-            raise NextHopError(
-                f"node {node} at {address}: {reason}", failed_node=node, timed_out=True
-            ) from error
+            coded_bytes = tensor.nbytes if policy.tries(tensor.nbytes) else 0
+            head, body = await _off_loop(
+                coded_bytes, lambda: pack_request(address, header, tensor, policy)
+            )
+            received = await self._exchange(
+                address,
+                head,
+                body,
+                lambda inbox: self._answers.read(inbox, header),
+                deadline,
+                repeatable=header.position is not None,
+            )
+            if received.error is None:
+                return await _off_loop(received.coded_bytes, received.decode)
         except (OSError, WireError) as error:
-            raise NextHopError(f"node {node} at {address}: {error}", failed_node=node) from error
-        if isinstance(result, MeshError):
-            raise result
-        return result
+            raise hop_failure(error, address, node, timeout_s) from error
+        raise received.error
 
     async def release(self, address: str, session: SessionId, *, timeout_s: float = 5.0) -> None:
         """Free what a session holds at a node and along its route.
@@ -156,11 +137,7 @@ class PlaneClient:
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED, or what the node answered.
         """
-        status, head, body = await self._cold(
-            address, "DELETE", f"/sessions/{session}", _MAX_PROBLEM_BYTES, timeout_s
-        )
-        if status >= 300 and status != 404:
-            raise unpack_problem(status, head.fields, body)
+        check_released(await self._cold(address, "DELETE", release_path(session), timeout_s))
 
     async def get(self, address: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
         """Get a cold resource, as ``/healthz``: its status and its body of at most 16 MiB.
@@ -168,56 +145,59 @@ class PlaneClient:
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED.
         """
-        status, _, body = await self._cold(address, "GET", path, _MAX_COLD_BYTES, timeout_s)
-        return status, body
+        answer = await self._cold(address, "GET", path, timeout_s)
+        return answer.head.status, answer.body
 
     async def close(self) -> None:
         """Close idle connections now, and those in use when their request ends."""
         self._pool.close()
 
-    async def _cold(
-        self, address: str, method: str, target: str, max_bytes: int, timeout_s: float
-    ) -> tuple[int, AnswerHead, bytes]:
-        async def read(connection: Connection, received: _Received) -> tuple[AnswerHead, bytes]:
-            return received.head, await read_bounded(connection, received.head, max_bytes)
-
-        request = build_request(method, target, address, (), None)
+    async def _cold(self, address: str, method: str, target: str, timeout_s: float) -> ColdAnswer:
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
-            head, body = await self._exchange(address, request, b"", read, deadline, True)
-        except TimeoutError as error:
-            reason = str(error) or f"no answer within {timeout_s:g} s"
-            raise MeshError(Code.DEADLINE_EXCEEDED, f"{address}: {reason}") from error
+            return await self._exchange(
+                address,
+                pack_cold(address, method, target),
+                b"",
+                lambda inbox: self._answers.read_cold(inbox, MAX_COLD_BYTES),
+                deadline,
+                repeatable=True,
+            )
         except (OSError, WireError) as error:
-            raise MeshError(Code.UNAVAILABLE, f"{address}: {error}") from error
-        return head.status, head, body
+            raise cold_failure(error, address, timeout_s) from error
 
     async def _exchange(
         self,
         address: str,
         head: bytes,
         body: Body,
-        read: _Read[_T],
+        read: Callable[[Inbox], Reading[_R]],
         deadline: float,
+        *,
         repeatable: bool,
-    ) -> _T:
+    ) -> _R:
         """Send one request and read its answer by `read`; any failure closes the connection."""
         connection, reused = await self._pool.acquire(address, deadline)
-        received = connection.received
+        received = connection.inbox.received
         try:
             return await self._exchange_on(address, connection, head, body, read)
         except TimeoutError:
             raise
         except OSError:
-            if not (repeatable and reused) or connection.received != received:
+            if not (repeatable and reused) or connection.inbox.received != received:
                 raise
         # The node closed the kept connection, perhaps as this request was under way.
         connection, _ = await self._pool.acquire(address, deadline, fresh=True)
         return await self._exchange_on(address, connection, head, body, read)
 
     async def _exchange_on(
-        self, address: str, connection: Connection, head: bytes, body: Body, read: _Read[_T]
-    ) -> _T:
+        self,
+        address: str,
+        connection: Connection,
+        head: bytes,
+        body: Body,
+        read: Callable[[Inbox], Reading[_R]],
+    ) -> _R:
         sending: asyncio.Task[None] | None = None
         reusable = False
         try:
@@ -228,76 +208,21 @@ class PlaneClient:
                 # A node that answers early and closes breaks the sending; its answer counts.
                 with contextlib.suppress(OSError):
                     await connection.send(head, body)
-            received = await self._read_head(connection)
-            answer = received.head
-            result = await read(connection, received)
-            framed = answer.chunked or answer.content_length is not None or answer.status == 204
-            sent = sending is None or sending.done()
-            reusable = answer.keep_alive and framed and sent
-            return result
+            received = await connection.run(read(connection.inbox))
+            reusable = received.reusable and (sending is None or sending.done())
+            return received
         finally:
             if sending is not None:
                 sending.cancel()
             self._pool.release(address, connection, reusable=reusable)
-
-    async def _read_head(self, connection: Connection) -> _Received:
-        """Read the head of the final answer, past the interim ones (1xx)."""
-        for _ in range(_MAX_INTERIM):
-            raw = await connection.read_head(_MAX_HEADER_BYTES)
-            if raw is None:
-                raise ConnectionEndedError("the connection was closed before an answer")
-            found = self._answers.find(raw)
-            if found is not None:
-                (head, header), timing = found
-                if timing is not None:
-                    header = replace(header, server_timing=timing.decode("ascii"))
-                return _Received(raw, head, header)
-            head = parse_answer(raw, max_fields=_MAX_HEADER_COUNT)
-            if head.status >= 200:
-                return _Received(raw, head, None)
-        raise WireError(f"more than {_MAX_INTERIM} interim answers")
-
-    async def _read_answer(
-        self, connection: Connection, received: _Received, asked: ChunkHeader
-    ) -> Answer | MeshError:
-        """Read what answers a chunk; a MeshError that the node answered is given, not raised."""
-        head, header = received.head, received.header
-        if head.status >= 400:
-            body = await read_bounded(connection, head, _MAX_PROBLEM_BYTES)
-            return unpack_problem(head.status, head.fields, body)
-        if head.status not in (200, 204):
-            raise WireError(f"status {head.status}; expected 200 or 204")
-        if header is None:
-            header = unpack_answer(head.fields, self._limits)
-            self._answers.keep(received.raw, (replace(head, fields=[]), header))
-        if (header.session, header.chunk_index) != (asked.session, asked.chunk_index):
-            raise WireError(
-                f"an answer to chunk {header.chunk_index} of session {header.session};"
-                f" expected chunk {asked.chunk_index} of {asked.session}",
-                field="X-Meshnet-Session",
-            )
-        if head.status == 204:
-            return Answer(replace(header, shape=None, dtype=None), None)
-        return await self._read_tensor(connection, head, header)
-
-    async def _read_tensor(
-        self, connection: Connection, head: AnswerHead, header: AnswerHeader
-    ) -> Answer:
-        if header.shape is None or header.dtype is None:
-            raise WireError("X-Meshnet-Shape is missing", field="X-Meshnet-Shape")
-        body = await read_body(
-            connection,
-            encoding=header.encoding,
-            num_bytes=header.num_bytes,
-            content_length=head.content_length,
-            chunked=head.chunked,
-        )
-        raw, codec_s = await decompress_body(header.encoding, body, header.num_bytes)
-        tensor = view_tensor(raw, header.shape, header.dtype)
-        return Answer(header, tensor, wire_bytes=len(body), codec_s=codec_s)
 
 
 def _mark_retrieved(sending: asyncio.Task[None]) -> None:
     """Look at a sending's failure, which the reading side reports."""
     if not sending.cancelled():
         sending.exception()
+
+
+async def _off_loop(num_bytes: int, work: Callable[[], _T]) -> _T:
+    """Run `work` here where it is short, else in a thread (the codecs release the GIL)."""
+    return work() if num_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)

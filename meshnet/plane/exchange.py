@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.codec import ENCODINGS
-from meshnet.compression import CompressionPolicies
+from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import Code, MeshError, WireError
 from meshnet.grammar import parse_count, parse_session
 from meshnet.plane.bodies import (
-    allocate,
     check_length,
     compress_tensor,
     decompress_body,
     read_body,
+    read_exactly,
 )
-from meshnet.plane.connection import Connection, ConnectionEndedError
-from meshnet.plane.handler import PlaneHandler, PlaneLimits
-from meshnet.plane.http1 import CONTINUE, RequestHead, build_answer, parse_request
-from meshnet.plane.memo import POSITION, HeadMemo
-from meshnet.plane.reply import Reply, date, late, not_allowed, problem
+from meshnet.plane.caller import Caller, CallerGoneError
+from meshnet.plane.http1 import CONTINUE, RequestHead, parse_request
+from meshnet.plane.inbox import ConnectionEndedError, read_head
+from meshnet.plane.reply import Reply, late, not_allowed, problem
+from meshnet.plane.service import Service
+from meshnet.plane.stream import Stream
 from meshnet.wire import ChunkHeader, pack_answer, unpack_chunk, view_tensor
 
-__all__ = ["Exchange", "Service"]
+__all__ = ["Exchange"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,87 +42,77 @@ _LINGER_S: Final = 2.0
 _T = TypeVar("_T")
 
 
-@dataclass(slots=True)
-class Service:
-    """What the connections of one server share.
-
-    Attributes:
-        handler: computes.
-        policies: decide which answers are compressed.
-        route_condition: the policies' name for the links that callers come over.
-        limits: granted to callers.
-        closing: the server goes away, and each answer is its connection's last.
-        chunks: heads of chunks read before.
-    """
-
-    handler: PlaneHandler
-    policies: CompressionPolicies
-    route_condition: str
-    limits: PlaneLimits
-    closing: bool = False
-    chunks: HeadMemo[tuple[RequestHead, ChunkHeader]] = field(
-        default_factory=lambda: HeadMemo(POSITION)
-    )
-
-
 class Exchange:
-    """Requests of one connection, one after the other.
+    """Requests of one connection, one after the other, on the thread that calls `run`.
 
     Attributes:
-        connection: closed when `run` ends.
+        stream: the connection; closed by its owner.
+        caller: told when the other end closes.
         idle: no request is in flight, so that no answer is lost by closing.
     """
 
-    def __init__(self, connection: Connection, service: Service) -> None:
+    def __init__(self, stream: Stream, service: Service) -> None:
         self.idle = True
-        self.connection = connection
+        self.stream = stream
+        self.caller = Caller()
         self._service = service
         # Bytes of the current request's body still to come; None where that is not known
         # and the connection cannot be used again.
         self._unread: int | None = 0
 
-    async def run(self) -> None:
-        """Serve until either end closes; the connection is closed then."""
-        try:
-            while await self._serve_one():
+    def run(self) -> None:
+        """Serve until either end closes."""
+        # Otherwise the caller went away, or let a deadline pass: there is no one to tell.
+        with contextlib.suppress(OSError, CallerGoneError):
+            self.stream.set_deadline(self._service.limits.read_timeout_s)
+            self.stream.begin()
+            while self._serve_one():
                 pass
-        except OSError:
-            pass  # the caller went away, or let a deadline pass: there is no one to tell
-        finally:
-            self.connection.close()
 
-    async def _serve_one(self) -> bool:
+    def end_if_idle(self) -> None:
+        """End a connection that waits for a request; from any thread."""
+        if self.idle:
+            self.stream.stop_reading()
+
+    def cancel(self) -> None:
+        """End the request in flight; from any thread."""
+        self.caller.leave()
+        self.stream.abort()
+
+    def _serve_one(self) -> bool:
         """Serve one request; False where it was the last."""
-        connection, limits = self.connection, self._service.limits
+        stream, limits = self.stream, self._service.limits
         self._unread = 0
-        if not connection.buffered:
+        if not stream.inbox.buffered:
             self.idle = True
             if self._service.closing:
                 return False
-            connection.set_deadline(limits.idle_timeout_s)
-            await connection.receive()
+            stream.set_deadline(limits.idle_timeout_s)
+            stream.receive()
         self.idle = False
-        connection.set_deadline(limits.read_timeout_s)
         try:
-            head = await connection.read_head(limits.max_header_bytes)
+            head = stream.inbox.take_head(limits.max_header_bytes)
             if head is None:
-                return False
+                stream.set_deadline(limits.read_timeout_s)
+                head = stream.run(read_head(stream.inbox, limits.max_header_bytes))
+                if head is None:
+                    return False
             request, header = self._read_head(head)
         except TimeoutError:
-            return await self._refuse(late("the head", limits.read_timeout_s))
+            return self._refuse(late("the head", limits.read_timeout_s))
         except MeshError as error:
-            return await self._refuse(error)
+            return self._refuse(error)
         if request.has_body:
             unknown = request.chunked or request.expects_continue
             self._unread = None if unknown else request.content_length
         try:
             if header is None:
-                reply = await self._dispatch(request, head)
+                reply = self._dispatch(request, head)
             else:
-                reply = await self._forward(request, header)
+                reply = self._forward(request, header)
         except MeshError as error:
             reply = problem(error)
-        return await self._answer(reply, keep_alive=request.keep_alive, method=request.method)
+        return self._answer(reply, keep_alive=request.keep_alive, method=request.method)
 
     def _read_head(self, head: bytes) -> tuple[RequestHead, ChunkHeader | None]:
         """Read a head, and what it says of a chunk where one like it was read before."""
@@ -131,48 +121,47 @@ class Exchange:
             (request, header), value = found
             with contextlib.suppress(ValueError):  # the parsers below say what is wrong with it
                 position = header.position if value is None else parse_count(value.decode())
-                return request, replace(header, position=position)
+                self.stream.expect(len(head), request.content_length)
+                return request, header.at(position)
         return parse_request(head, max_fields=self._service.limits.max_header_count), None
 
-    async def _refuse(self, error: MeshError) -> bool:
+    def _refuse(self, error: MeshError) -> bool:
         """Answer a request whose end is not known."""
         self._unread = None
-        return await self._answer(problem(error), keep_alive=False, method="")
+        return self._answer(problem(error), keep_alive=False, method="")
 
-    async def _answer(self, reply: Reply, *, keep_alive: bool, method: str) -> bool:
-        connection, limits = self.connection, self._service.limits
+    def _answer(self, reply: Reply, *, keep_alive: bool, method: str) -> bool:
+        stream, limits = self.stream, self._service.limits
         too_long = self._unread is None or self._unread > _DRAIN_BYTES
         close = self._service.closing or not keep_alive or too_long
         length = None if reply.body is None else len(reply.body)
-        head = build_answer(
-            reply.status, [("Date", date(time.time())), *reply.fields], length, close=close
-        )
+        head = self._service.heads.pack(reply, length, time.time(), close=close)
         body = b"" if reply.body is None or method == "HEAD" else reply.body
-        connection.set_deadline(limits.write_timeout_s + len(body) / limits.min_bytes_per_s)
-        await connection.send(head, body)
+        stream.set_deadline(limits.write_timeout_s + len(body) / limits.min_bytes_per_s)
+        stream.send(head, body)
         if close:
-            if self._unread != 0 or connection.buffered:
+            if self._unread != 0 or stream.inbox.buffered:
                 self.idle = True
-                await connection.linger(_LINGER_S)
+                stream.linger(_LINGER_S)
             return False
         if self._unread:
-            connection.set_deadline(limits.read_timeout_s)
-            await connection.read_into(allocate(self._unread))
+            stream.set_deadline(limits.read_timeout_s)
+            stream.run(read_exactly(stream.inbox, self._unread))
         return True
 
-    async def _dispatch(self, request: RequestHead, head: bytes) -> Reply:
+    def _dispatch(self, request: RequestHead, head: bytes) -> Reply:
         path = request.target.partition("?")[0]
         if path == _FORWARD:
             if request.method == "POST":
                 header = self._unpack(request)
                 self._service.chunks.keep(head, (replace(request, fields=[]), header))
-                return await self._forward(request, header)
+                return self._forward(request, header)
             return not_allowed(request.method, path, "POST")
         if path.startswith(_SESSIONS):
             if request.method == "DELETE":
-                return await self._release(path)
+                return self._release(path)
             return not_allowed(request.method, path, "DELETE")
-        found = await self._call(self._service.handler.get(path), path)
+        found = self._call(lambda: self._service.handler.get(path), path)
         if found is None:
             raise MeshError(
                 Code.NOT_FOUND, f"{path[:80]!r} is not served here; chunks go to POST {_FORWARD}"
@@ -182,7 +171,7 @@ class Exchange:
         status, content_type, body = found
         return Reply(status, [("Content-Type", content_type)], body)
 
-    async def _release(self, path: str) -> Reply:
+    def _release(self, path: str) -> Reply:
         text = path.removeprefix(_SESSIONS)
         try:
             session = parse_session(text)
@@ -190,7 +179,7 @@ class Exchange:
             raise MeshError(
                 Code.INVALID_ARGUMENT, f"session {text[:80]!r}; expected {error}", field="session"
             ) from None
-        await self._call(self._service.handler.release(session), path)
+        self._call(lambda: self._service.handler.release(session), path)
         return Reply(204, [], None)
 
     def _unpack(self, request: RequestHead) -> ChunkHeader:
@@ -203,70 +192,69 @@ class Exchange:
             )
         return header
 
-    async def _forward(self, request: RequestHead, header: ChunkHeader) -> Reply:
-        body = await self._receive(request, header)
-        raw, codec_s = await decompress_body(header.encoding, body, header.num_bytes)
+    def _forward(self, request: RequestHead, header: ChunkHeader) -> Reply:
+        body = self._receive(request, header)
+        raw, codec_s = decompress_body(header.encoding, body, header.num_bytes)
         tensor = view_tensor(raw, header.shape, header.dtype)
         chunk = Chunk(header, tensor, wire_bytes=len(body), codec_s=codec_s)
-        answer = await self._call(self._service.handler.forward(chunk), _FORWARD)
-        return await self._pack(answer, header)
+        try:
+            answer = self._service.handler.forward(chunk, self.caller)
+        except (MeshError, CallerGoneError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises is its own fault
+            raise _fault(_FORWARD, error) from None
+        return self._pack(answer, header)
 
-    async def _receive(self, request: RequestHead, header: ChunkHeader) -> memoryview:
+    def _receive(self, request: RequestHead, header: ChunkHeader) -> memoryview:
         """Read a chunk's body, whose header has been found good."""
-        connection, limits = self.connection, self._service.limits
-        if request.content_length is not None:
-            check_length(header.encoding, header.num_bytes, request.content_length)
+        stream, limits = self.stream, self._service.limits
+        length, num_bytes = request.content_length, header.num_bytes
+        if length is not None:
+            check_length(header.encoding, num_bytes, length)
         elif not request.chunked:
             raise WireError(
-                f"Content-Length is missing; expected {header.num_bytes}, as shape and dtype say,"
+                f"Content-Length is missing; expected {num_bytes}, as shape and dtype say,"
                 " or Transfer-Encoding: chunked",
                 field="Content-Length",
                 code=Code.LENGTH_REQUIRED,
             )
-        timeout_s = limits.read_timeout_s + header.num_bytes / limits.min_bytes_per_s
-        connection.set_deadline(timeout_s)
-        if request.expects_continue and not connection.buffered:
-            await connection.send(CONTINUE)
+        if length is not None and stream.inbox.buffered >= length:
+            self._unread = 0
+            return stream.inbox.claim(length)[0]
+        timeout_s = limits.read_timeout_s + num_bytes / limits.min_bytes_per_s
+        stream.set_deadline(timeout_s)
+        if request.expects_continue and not stream.inbox.buffered:
+            stream.send(CONTINUE)
         self._unread = None
         try:
-            body = await read_body(
-                connection,
-                encoding=header.encoding,
-                num_bytes=header.num_bytes,
-                content_length=request.content_length,
-                chunked=request.chunked,
+            body = stream.run(
+                read_body(
+                    stream.inbox,
+                    encoding=header.encoding,
+                    num_bytes=num_bytes,
+                    content_length=length,
+                    chunked=request.chunked,
+                )
             )
         except TimeoutError:
             raise late("the body", timeout_s) from None
         except ConnectionEndedError:
             raise WireError(
-                f"the connection ended within the body of a tensor of {header.num_bytes} bytes"
+                f"the connection ended within the body of a tensor of {num_bytes} bytes"
             ) from None
         self._unread = 0
         return body
 
-    async def _call(self, work: Awaitable[_T], path: str) -> _T:
-        """Await the handler, and cancel it when the caller goes away."""
-        connection = self.connection
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - coroutines run in tasks here
-        connection.set_deadline(None)
-        connection.on_end = task.cancel
-        if connection.ended:
-            task.cancel()
+    def _call(self, work: Callable[[], _T], path: str) -> _T:
+        """Call the handler."""
         try:
-            return await work
-        except MeshError:
+            return work()
+        except (MeshError, CallerGoneError):
             raise
-        except Exception:
-            logger.exception("handler failed on %s", path)
-            raise MeshError(
-                Code.INTERNAL, "the node failed on this request; its log says why"
-            ) from None
-        finally:
-            connection.on_end = None
+        except Exception as error:  # noqa: BLE001 - as above
+            raise _fault(path, error) from None
 
-    async def _pack(self, answer: Answer, asked: ChunkHeader) -> Reply:
+    def _pack(self, answer: Answer, asked: ChunkHeader) -> Reply:
         header, tensor = answer.header, answer.tensor
         if tensor is None:
             return Reply(204, pack_answer(replace(header, shape=None, encoding=None)), None)
@@ -274,8 +262,19 @@ class Exchange:
             logger.error("answer of %d bytes for a header of %s", tensor.nbytes, header)
             raise MeshError(Code.INTERNAL, "the node made an answer unlike its own header")
         service = self._service
-        policy = service.policies.for_condition(service.route_condition, asked.phase.value)
-        body, encoding = await compress_tensor(tensor, policy, asked.accept_encoding)
+        body: Body
+        encoding = None
+        if asked.accept_encoding:
+            policy = service.policies.for_condition(service.route_condition, asked.phase.value)
+            body, encoding = compress_tensor(tensor, policy, asked.accept_encoding)
+        else:
+            body = view_bytes(tensor)
         if encoding != header.encoding:
             header = replace(header, encoding=encoding)
-        return Reply(200, pack_answer(header), body)
+        return Reply(200, [], body, header)
+
+
+def _fault(path: str, error: Exception) -> MeshError:
+    """Log the handler's exception; gives the error to answer instead."""
+    logger.error("handler failed on %s", path, exc_info=error)
+    return MeshError(Code.INTERNAL, "the node failed on this request; its log says why")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshnet.chunk import Answer, Chunk
+from meshnet.plane.caller import Caller
 from meshnet.topology import SessionId
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
 
@@ -15,10 +16,14 @@ _MAX_HEADER_BYTES = 32 * 1024
 
 
 class PlaneHandler(Protocol):
-    """A node's side of the plane. Errors for the caller are raised as MeshError."""
+    """A node's side of the plane. Errors for the caller are raised as MeshError.
 
-    async def forward(self, chunk: Chunk) -> Answer:
-        """Run one chunk; cancelled when the caller goes away.
+    Every method is called on the thread of its connection, many at the same time; what
+    waits there ends, with CallerGoneError, when `Caller` says that the caller has left.
+    """
+
+    def forward(self, chunk: Chunk, caller: Caller) -> Answer:
+        """Run one chunk.
 
         ``chunk.tensor`` is the handler's to keep. ``Answer.header.encoding`` is not read:
         the server encodes, by policy and by what the caller accepts. The answer's tensor
@@ -26,11 +31,11 @@ class PlaneHandler(Protocol):
         """
         ...
 
-    async def release(self, session: SessionId) -> None:
+    def release(self, session: SessionId) -> None:
         """Free what the session holds, here and along its route; a session not held is fine."""
         ...
 
-    async def get(self, path: str) -> tuple[int, str, bytes] | None:
+    def get(self, path: str) -> tuple[int, str, bytes] | None:
         """Answer a cold GET with (status, content type, body); None where no such path exists."""
         ...
 

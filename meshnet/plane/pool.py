@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
+import ssl
 from functools import partial
 
 from meshnet.plane.connection import Connection
+from meshnet.plane.dial import no_host_name, split_host_port
 
 __all__ = ["ConnectionPool"]
-
-_ADDRESS = re.compile(r"(?P<host>[^\s\[\]:/@]+|\[(?P<six>[0-9A-Fa-f:.]+)\]):(?P<port>[0-9]{1,5})")
 
 
 class _Lane:
@@ -32,9 +31,18 @@ class ConnectionPool:
         connect_timeout_s: for one attempt to connect, over all the addresses of a name.
         max_open: connections to one address at a time; a further request waits its turn.
         max_idle: connections to one address kept while idle.
+        tls: a client's context, where connections are to be encrypted.
     """
 
-    def __init__(self, *, connect_timeout_s: float, max_open: int, max_idle: int) -> None:
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float,
+        max_open: int,
+        max_idle: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._max_open = max_open
         self._max_idle = max_idle
@@ -104,7 +112,11 @@ class ConnectionPool:
         timeout_s = min(self._connect_timeout_s, deadline - started)
         try:
             async with asyncio.timeout(timeout_s):
-                return Connection(await _connect(address))
+                host, port = split_host_port(address)
+                sock = await _connect(address, host, port)
+                if self._tls is None:
+                    return Connection(sock)
+                return await _encrypt(sock, self._tls, host)
         except TimeoutError:
             raise TimeoutError(f"no connection within {timeout_s:.3g} s") from None
 
@@ -135,17 +147,24 @@ def _take_idle(lane: _Lane) -> Connection | None:
     return None
 
 
-async def _connect(address: str) -> socket.socket:
-    """Connect to ``host:port``, trying each address that the name has."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None or int(match["port"]) > 65535:
-        raise OSError(f"address {address!r}: expected HOST:PORT")
-    loop = asyncio.get_running_loop()
-    host = match["six"] or match["host"]
+async def _encrypt(sock: socket.socket, tls: ssl.SSLContext, host: str) -> Connection:
+    encrypted = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+    connection = Connection(encrypted)
     try:
-        found = await loop.getaddrinfo(host, int(match["port"]), type=socket.SOCK_STREAM)
+        await connection.begin()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _connect(address: str, host: str, port: int) -> socket.socket:
+    """Connect to ``host:port``, trying each address that the name has."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:
-        raise OSError(f"address {address!r}: {host!r} is no host name") from None
+        raise no_host_name(address, host) from None
     failure = OSError(f"{host} has no address")
     for family, kind, protocol, _, target in found:
         sock = socket.socket(family, kind, protocol)

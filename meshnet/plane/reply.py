@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import formatdate
+from typing import Final
 
 from meshnet.dtypes import Body
 from meshnet.errors import Code, MeshError
+from meshnet.plane.http1 import build_answer
 from meshnet.problem import pack_problem
+from meshnet.wire import AnswerHeader, pack_answer
 
-__all__ = ["Reply", "date", "late", "not_allowed", "problem"]
+__all__ = ["Reply", "ReplyHeads", "date", "late", "not_allowed", "problem"]
+
+_MAX_KNOWN: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """One answer.
 
@@ -20,11 +25,56 @@ class Reply:
         status: HTTP status.
         fields: header fields, without those of the framing.
         body: None where the status allows none.
+        answer: of a tensor, instead of `fields`.
     """
 
     status: int
     fields: list[tuple[str, str]]
     body: Body | None = b""
+    answer: AnswerHeader | None = None
+
+
+class ReplyHeads:
+    """Heads of replies; those of tensors are written anew in their Server-Timing alone."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], bytes] = {}
+
+    def pack(self, reply: Reply, length: int | None, now: float, *, close: bool) -> bytes:
+        """Write a reply's head (`now` in Unix seconds).
+
+        Raises:
+            ValueError: a value would break the head.
+        """
+        answer = reply.answer
+        if answer is None:
+            return build_answer(
+                reply.status, [("Date", date(now)), *reply.fields], length, close=close
+            )
+        key = (
+            int(now),
+            answer.session,
+            answer.shape,
+            answer.dtype,
+            answer.chunk_index,
+            answer.chunk_total,
+            answer.encoding,
+            length,
+            close,
+        )
+        begun = self._known.get(key)
+        if begun is None:
+            fields = [("Date", date(now)), *pack_answer(replace(answer, server_timing=""))]
+            begun = build_answer(reply.status, fields, length, close=close)[:-2]
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = begun
+        timing = answer.server_timing
+        if not timing:
+            return begun + b"\r\n"
+        if "\r" in timing or "\n" in timing:
+            raise ValueError("Server-Timing holds CR or LF")
+        return b"".join((begun, b"Server-Timing: ", timing.encode("latin-1"), b"\r\n\r\n"))
 
 
 def problem(error: MeshError) -> Reply:

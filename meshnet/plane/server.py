@@ -1,38 +1,57 @@
-"""The activation plane's server: a listening socket and its connections."""
+"""The activation plane's server: a listening socket, and a thread for each connection.
+
+Connections live long and carry one request at a time, and what a thread waits for it waits
+for in the kernel: no event loop wakes in between. See ARCHITECTURE.md, Decisions, for what
+that saves.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
+import os
+import selectors
 import socket
+import ssl
+import threading
+import time
+from typing import Final
 
 from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase
 from meshnet.listen import listen
-from meshnet.plane.connection import Connection
-from meshnet.plane.exchange import Exchange, Service
+from meshnet.plane.exchange import Exchange
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.http1 import build_answer
+from meshnet.plane.service import Service
+from meshnet.plane.stream import Stream
+from meshnet.plane.tls_stream import TlsStream
+from meshnet.plane.watcher import Watcher
 from meshnet.problem import pack_problem
 
 __all__ = ["PlaneHandler", "PlaneLimits", "PlaneServer"]
 
 logger = logging.getLogger(__name__)
 
-_ACCEPT_PAUSE_S = 0.1
-_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ACCEPT_PAUSE_S: Final = 0.1
+_SETTLE_S: Final = 0.1
+"""What threads get in any case that are about to end by themselves."""
+_CANCELLED_S: Final = 2.0
+"""What a cancelled request gets to end; one that computes goes on, and is left behind."""
+_OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class PlaneServer:
     """Serves ``POST /forward``, ``DELETE /sessions/{id}`` and the handler's cold GETs.
 
     Args:
-        handler: computes chunks.
+        handler: computes chunks, on the connections' threads.
         policies: decide which answers are compressed, where the caller accepts it.
         route_condition: the policies' name for the links that callers come over.
         limits: granted to callers.
+        tls: a server's context, where connections are to be encrypted.
 
     Raises:
         ValueError: the policies know no such `route_condition`.
@@ -45,13 +64,18 @@ class PlaneServer:
         policies: CompressionPolicies,
         route_condition: str = "lan",
         limits: PlaneLimits | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         for phase in Phase:
             policies.for_condition(route_condition, phase.value)
         self._service = Service(handler, policies, route_condition, limits or PlaneLimits())
+        self._tls = tls
+        self._exchanges: set[Exchange] = set()
+        self._changed = threading.Condition()
+        self._accepting: threading.Thread | None = None
         self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._exchanges: dict[asyncio.Task[None], Exchange] = {}
+        self._watcher: Watcher | None = None
+        self._stop = -1
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and give the bound host and port (`port` 0 takes a free one).
@@ -62,7 +86,15 @@ class PlaneServer:
         listener = await listen(host, port, "--listen")
         listener.setblocking(False)
         self._listener = listener
-        self._accepting = asyncio.create_task(self._accept(listener))
+        self._watcher = Watcher()
+        stopped, self._stop = os.pipe()
+        self._accepting = threading.Thread(
+            target=self._accept,
+            args=(listener, stopped, self._watcher),
+            name="plane-accept",
+            daemon=True,
+        )
+        self._accepting.start()
         bound = listener.getsockname()
         return str(bound[0]), int(bound[1])
 
@@ -72,47 +104,77 @@ class PlaneServer:
         Idle connections are closed at once; answers sent meanwhile say that theirs closes.
         """
         self._service.closing = True
-        if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.wait([self._accepting])
-        if self._listener is not None:
-            self._listener.close()
-        for task, exchange in self._exchanges.items():
-            if exchange.idle:
-                task.cancel()
-        tasks = list(self._exchanges)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=grace_s)
-            for task in late:
-                task.cancel()
-            if late:
-                logger.warning("%d requests were cancelled after %g s", len(late), grace_s)
-                await asyncio.wait(late)
+        if self._accepting is None or self._watcher is None or self._listener is None:
+            return
+        os.close(self._stop)
+        await asyncio.to_thread(self._end, self._accepting, self._listener, grace_s)
+        self._watcher.close()
+        self._accepting = None
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                # A caller that left before it was accepted is no trouble of ours; being
-                # out of descriptors passes when connections close.
-                if error.errno in _OUT_OF_RESOURCES:
-                    logger.warning("cannot accept connections: %s", error)
-                    await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            if len(self._exchanges) >= self._service.limits.max_connections:
-                self._turn_away(sock)
-                continue
-            try:
-                connection = Connection(sock)
-            except OSError:
-                sock.close()
-                continue
-            exchange = Exchange(connection, self._service)
-            task = asyncio.create_task(exchange.run())
-            self._exchanges[task] = exchange
-            task.add_done_callback(self._forget)
+    def _end(self, accepting: threading.Thread, listener: socket.socket, grace_s: float) -> None:
+        accepting.join()
+        listener.close()
+        for exchange in list(self._exchanges):
+            exchange.end_if_idle()
+        if self._await_none(max(grace_s, _SETTLE_S)):
+            return
+        left = list(self._exchanges)
+        late = sum(not exchange.idle for exchange in left)
+        if late:
+            logger.warning("%d requests were cancelled after %g s", late, grace_s)
+        for exchange in left:
+            exchange.cancel()
+        self._await_none(_CANCELLED_S)
+
+    def _await_none(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._exchanges, timeout_s)
+
+    def _accept(self, listener: socket.socket, stopped: int, watcher: Watcher) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            selector.register(stopped, selectors.EVENT_READ)
+            while all(key.fd != stopped for key, _ in selector.select()):
+                try:
+                    sock, _ = listener.accept()
+                except OSError as error:
+                    # A caller that left before it was accepted is no trouble of ours; being
+                    # out of descriptors passes when connections close.
+                    if error.errno in _OUT_OF_RESOURCES:
+                        logger.warning("cannot accept connections: %s", error)
+                        time.sleep(_ACCEPT_PAUSE_S)
+                    continue
+                self._admit(sock, watcher)
+        os.close(stopped)
+
+    def _admit(self, sock: socket.socket, watcher: Watcher) -> None:
+        """Give an accepted connection its thread."""
+        sock.setblocking(True)
+        if len(self._exchanges) >= self._service.limits.max_connections:
+            self._turn_away(sock)
+            return
+        try:
+            stream = self._open(sock)
+        except OSError:
+            sock.close()
+            return
+        exchange = Exchange(stream, self._service)
+        thread = threading.Thread(
+            target=self._serve, args=(exchange, watcher), name="plane", daemon=True
+        )
+        self._exchanges.add(exchange)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads
+            logger.warning("cannot serve a connection: %s", error)
+            self._forget(exchange)
+
+    def _open(self, sock: socket.socket) -> Stream:
+        if self._tls is None:
+            return Stream(sock)
+        return TlsStream(
+            self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        )
 
     def _turn_away(self, sock: socket.socket) -> None:
         """Answer 503 without reading: best effort, so that a flood costs one send each."""
@@ -123,14 +185,27 @@ class PlaneServer:
         status, fields, body = pack_problem(error)
         with sock:
             sock.setblocking(False)
+            if self._tls is not None:
+                return
             try:
                 sock.send(build_answer(status, fields, len(body), close=True) + body)
                 sock.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        # Also of a task that was cancelled before its first step.
-        self._exchanges.pop(task).connection.close()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a connection failed", exc_info=error)
+    def _serve(self, exchange: Exchange, watcher: Watcher) -> None:
+        descriptor = exchange.stream.fileno()
+        watcher.watch(descriptor, exchange.caller.leave)
+        try:
+            exchange.run()
+        except Exception:
+            logger.exception("a connection failed")
+        finally:
+            watcher.forget(descriptor)
+            self._forget(exchange)
+
+    def _forget(self, exchange: Exchange) -> None:
+        exchange.stream.close()
+        with self._changed:
+            self._exchanges.discard(exchange)
+            self._changed.notify_all()

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -18,11 +23,13 @@ from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet.listen import host_port
-from meshnet.plane.client import PlaneClient
+from meshnet.plane.caller import Caller
+from meshnet.plane.hop_client import HopClient
 from meshnet.plane.server import PlaneServer
 from meshnet.topology import NodeId, SessionId
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.metrics import render_metrics
+from meshnet_node.scheduler import Scheduler
 from meshnet_node.session import SessionLimits, SessionTable
 from meshnet_node.stage import Stage
 
@@ -33,6 +40,12 @@ _log = logging.getLogger(__name__)
 _HEALTH_AGE_S = 10.0
 _HOUSEKEEPING_S = 5.0
 _PROBE_WAIT_S = 0.5
+_SWITCH_S = 25e-6
+"""How long a thread that computes in Python may keep one waiting that has received a chunk.
+
+The interpreter's default, 5 ms, would be added to a hop at every receive and send.
+"""
+_TIMER_SLACK_NS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,7 @@ class Node:
 
     Args:
         settings: see there.
-        open_backend: loads the shard; called once, on the thread that computes.
+        open_backend: loads the shard; called once.
         policies: when bodies are compressed.
     """
 
@@ -77,11 +90,13 @@ class Node:
         self.settings = settings
         self.stage: Stage | None = None
         self._open_backend = open_backend
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shard")
-        self._client = PlaneClient(policies=policies)
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
+        self._client = HopClient(policies=policies)
         self._server = PlaneServer(self, policies=policies)
+        self._scheduler: Scheduler | None = None
         self._housekeeping: asyncio.Task[None] | None = None
-        self._probing: asyncio.Task[None] | None = None
+        self._probing: Future[None] | None = None
+        self._probe_lock = threading.Lock()
 
     async def listen(self) -> str:
         """Take the port; gives the bound address as ``host:port``.
@@ -89,6 +104,7 @@ class Node:
         Raises:
             ConfigError: the address cannot be listened on, naming it.
         """
+        _let_hops_pass()
         return host_port(*await self._server.start(self.settings.host, self.settings.port))
 
     async def load(self) -> ShardSpec:
@@ -98,17 +114,17 @@ class Node:
             MeshError: the shard cannot be loaded, or its forward fails.
         """
         loop = asyncio.get_running_loop()
-        backend = await loop.run_in_executor(self._executor, self._open_backend)
-        sessions = SessionTable(backend.open_cache, self.settings.sessions, time.monotonic)
+        backend = await loop.run_in_executor(self._aside, self._open_backend)
+        scheduler = self._scheduler = Scheduler(one_thread=backend.keeps_threads)
         stage = Stage(
             self.settings.node,
             backend,
-            sessions,
+            SessionTable(backend.open_cache, self.settings.sessions, time.monotonic),
             self._client,
-            self._executor,
+            scheduler,
             hop_timeout_s=self.settings.hop_timeout_s,
         )
-        await self._run_probe(stage)
+        await loop.run_in_executor(self._aside, self._run_probe, stage, scheduler)
         self.stage = stage
         self._housekeeping = asyncio.create_task(self._keep_house(stage))
         return backend.spec
@@ -116,38 +132,42 @@ class Node:
     async def close(self) -> None:
         """Stop accepting, let requests in flight end within the grace, free everything."""
         await self._server.close(self.settings.grace_s)
-        for task in (self._housekeeping, self._probing):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
-        await self._client.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.wait({self._housekeeping})
+        self._client.close()
+        self._aside.shutdown(wait=False, cancel_futures=True)
+        if self._scheduler is not None:
+            self._scheduler.close()
 
-    async def healthy(self) -> bool:
+    def healthy(self) -> bool:
         """Tell whether a forward ran through the shard lately; runs one if none did.
 
         It never waits for a shard that is busy: the answer would queue behind the chunk,
         and the node's lease would end meanwhile. A busy shard counts as healthy for as long
-        as a chunk may take.
+        as a chunk may take. Blocks for half a second at most.
         """
-        stage = self.stage
-        if stage is None:
+        stage, scheduler = self.stage, self._scheduler
+        if stage is None or scheduler is None:
             return False
         age_s = time.perf_counter() - stage.last_forward
         if age_s < _HEALTH_AGE_S:
             return True
         if stage.queue_depth == 0:
-            if self._probing is None or self._probing.done():
-                self._probing = asyncio.create_task(self._run_probe(stage))
-            await asyncio.wait({self._probing}, timeout=_PROBE_WAIT_S)
-            if self._probing.done():
-                error = self._probing.exception()
+            with self._probe_lock:
+                probing = self._probing
+                if probing is None or probing.done():
+                    probing = self._aside.submit(self._run_probe, stage, scheduler)
+                    self._probing = probing
+            wait_for([probing], _PROBE_WAIT_S)
+            if probing.done():
+                error = probing.exception()
                 if error is not None:
                     _log.error("the shard's probe failed: %s", error)
                 return error is None
         return age_s < self.settings.hop_timeout_s
 
-    async def forward(self, chunk: Chunk) -> Answer:
+    def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         """Run one chunk: `PlaneHandler`."""
         if self.stage is None:
             raise MeshError(
@@ -156,17 +176,17 @@ class Node:
                 reason="LOADING",
                 retry_after_s=2.0,
             )
-        return await self.stage.forward(chunk)
+        return self.stage.forward(chunk, caller)
 
-    async def release(self, session: SessionId) -> None:
+    def release(self, session: SessionId) -> None:
         """Free a session: `PlaneHandler`."""
         if self.stage is not None:
-            await self.stage.release(session)
+            self.stage.release(session)
 
-    async def get(self, path: str) -> tuple[int, str, bytes] | None:
+    def get(self, path: str) -> tuple[int, str, bytes] | None:
         """Serve /healthz and /metrics: `PlaneHandler`."""
         if path == "/healthz":
-            healthy = await self.healthy()
+            healthy = self.healthy()
             body = json.dumps(self._describe(healthy)).encode()
             return (200 if healthy else 503), "application/json", body
         if path == "/metrics" and self.stage is not None:
@@ -189,15 +209,25 @@ class Node:
             "queue_depth": stage.queue_depth,
         }
 
-    async def _run_probe(self, stage: Stage) -> None:
+    def _run_probe(self, stage: Stage, scheduler: Scheduler) -> None:
         """Run one token through the shard on a cache of its own."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, _probe, stage.backend)
+        scheduler.run(lambda: _probe(stage.backend), Caller(), urgent=False)
         stage.last_forward = time.perf_counter()
 
     async def _keep_house(self, stage: Stage) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
-            await stage.release_idle()
+            await asyncio.to_thread(stage.release_idle)
+            self._client.prune()
+
+
+def _let_hops_pass() -> None:
+    """Let threads that wait for the interpreter have it soon, in this process."""
+    sys.setswitchinterval(_SWITCH_S)
+    # Linux lets such short waits end late by 50 microseconds unless told otherwise; threads
+    # started from now on inherit this.
+    with suppress(OSError):
+        Path("/proc/self/timerslack_ns").write_text(str(_TIMER_SLACK_NS))
 
 
 def _probe(backend: ShardBackend) -> None:

@@ -61,11 +61,19 @@ class Cache(Protocol):
 
 
 class ShardBackend(Protocol):
-    """Runs a shard. Its methods are called from one thread at a time."""
+    """Runs a shard. One `forward` runs at a time; `open_cache` may be called meanwhile."""
 
     @property
     def spec(self) -> ShardSpec:
         """What is held."""
+        ...
+
+    @property
+    def keeps_threads(self) -> bool:
+        """Whether a pool of threads is kept for each thread that computes, as OpenMP does.
+
+        Such a backend is given one thread; others compute on the threads that bring chunks.
+        """
         ...
 
     def open_cache(self) -> Cache:

@@ -144,7 +144,7 @@ class Heartbeat:
             self._registration.node,
             lease_id=self._lease_id,
             incarnation=self._incarnation,
-            ready=await self._node.healthy(),
+            ready=await asyncio.to_thread(self._node.healthy),
             load=self._load(),
         )
 

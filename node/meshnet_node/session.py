@@ -1,21 +1,23 @@
 """The KV caches of a node: who holds how much, in what order chunks come, and what ends.
 
-Runs on the event loop alone; nothing here blocks or computes.
+Called by many threads; one lock guards all of it, and nothing is computed under it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 
 from meshnet.errors import CacheFullError, Code, MeshError, PositionError, UnknownSessionError
+from meshnet.plane.caller import Caller
 from meshnet.topology import Hop, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.backend import Cache
 
-__all__ = ["Session", "SessionLimits", "SessionTable"]
+__all__ = ["Session", "SessionLimits", "SessionTable", "Turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,9 @@ class Session:
         next_hop: where its chunks went on, for the release along the route.
     """
 
-    def __init__(self, session_id: SessionId, cache: Cache, now: float) -> None:
+    def __init__(
+        self, session_id: SessionId, cache: Cache, now: float, lock: threading.Lock
+    ) -> None:
         self.id = session_id
         self.cache = cache
         self.reserved_tokens = 0
@@ -53,7 +57,35 @@ class Session:
         self.next_hop: Hop | None = None
         self.busy = False
         self.closed = False
-        self.changed = asyncio.Condition()
+        self.changed = threading.Condition(lock)
+
+    def takes(self, header: ChunkHeader) -> bool:
+        """Tell whether a chunk may be computed now."""
+        if self.busy or self.closed:
+            return False
+        return header.position is None or header.position <= self.cache.length
+
+
+class Turn:
+    """A chunk's turn in its session: ends with the ``with`` block."""
+
+    __slots__ = ("_position", "_session", "_table")
+
+    def __init__(self, table: SessionTable, session: Session, position: int) -> None:
+        self._table = table
+        self._session = session
+        self._position = position
+
+    def __enter__(self) -> tuple[Session, int]:
+        return self._session, self._position
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._table.end_turn(self._session)
 
 
 class SessionTable:
@@ -74,7 +106,8 @@ class SessionTable:
         self._limits = limits
         self._clock = clock
         self._sessions: dict[SessionId, Session] = {}
-        self._opened = asyncio.Condition()
+        self._lock = threading.Lock()
+        self._opened = threading.Condition(self._lock)
         self._reserved_tokens = 0
         self.draining = False
 
@@ -92,11 +125,11 @@ class SessionTable:
         """Tokens of the whole budget."""
         return self._limits.cache_tokens
 
-    @asynccontextmanager
-    async def turn(self, header: ChunkHeader) -> AsyncIterator[tuple[Session, int]]:
-        """Wait for a chunk's turn; gives its session and the position to compute at.
+    def turn(self, header: ChunkHeader, caller: Caller) -> Turn:
+        """Wait for a chunk's turn; as a context manager gives its session and position.
 
-        The position is at most the cache's length; below it, the caller truncates first.
+        The position is at most the cache's length; below it, the user truncates first.
+        The turn ends with the block.
 
         Raises:
             UnknownSessionError: a position above 0 of a session not held here.
@@ -104,30 +137,50 @@ class SessionTable:
             CacheFullError: no cache tokens or no session place are left.
             MeshError: UNAVAILABLE while draining, for a new session; ABORTED when the
                 session is released meanwhile.
+            CallerGoneError: `caller` left while this waited.
         """
-        session = await self._find(header)
-        position = await self._await_position(session, header)
-        try:
-            self._reserve(session, max(header.max_tokens or 0, position + header.num_tokens))
-            yield session, position
-        finally:
+        with self._lock:
+            session = self._sessions.get(header.session)
+            if session is not None and session.takes(header):
+                return self._begin_turn(session, header)
+        with caller.waking(self._wake_all), self._lock:
+            session = self._find(header, caller)
+            self._await_position(session, header, caller)
+            return self._begin_turn(session, header)
+
+    def end_turn(self, session: Session) -> None:
+        """Let the next chunk of `session` have its turn."""
+        with self._lock:
             session.last_used = self._clock()
             session.busy = False
-            async with session.changed:
-                session.changed.notify_all()
+            session.changed.notify_all()
 
-    async def release(self, session_id: SessionId) -> Session | None:
+    def release(self, session_id: SessionId) -> Session | None:
         """Forget a session, give back its cache, end its waiting chunks; None if not held."""
-        session = self._forget(session_id)
-        if session is not None:
-            async with session.changed:
+        with self._lock:
+            session = self._forget(session_id)
+            if session is not None:
                 session.changed.notify_all()
-        return session
+            return session
 
     def idle(self) -> list[SessionId]:
         """List the sessions that no chunk has used for the idle time."""
         oldest = self._clock() - self._limits.idle_ttl_s
-        return [s.id for s in self._sessions.values() if not s.busy and s.last_used < oldest]
+        with self._lock:
+            return [s.id for s in self._sessions.values() if not s.busy and s.last_used < oldest]
+
+    def _wake_all(self) -> None:
+        """Let every chunk that waits look whether its caller has left: rare, so all of them."""
+        with self._lock:
+            self._opened.notify_all()
+            for session in self._sessions.values():
+                session.changed.notify_all()
+
+    def _begin_turn(self, session: Session, header: ChunkHeader) -> Turn:
+        position = session.cache.length if header.position is None else header.position
+        self._reserve(session, max(header.max_tokens or 0, position + header.num_tokens))
+        session.busy = True
+        return Turn(self, session, position)
 
     def _forget(self, session_id: SessionId) -> Session | None:
         session = self._sessions.pop(session_id, None)
@@ -137,11 +190,11 @@ class SessionTable:
             session.reserved_tokens = 0
         return session
 
-    async def _find(self, header: ChunkHeader) -> Session:
+    def _find(self, header: ChunkHeader, caller: Caller) -> Session:
         """Give the chunk's session, opening it for a first chunk."""
         session = self._sessions.get(header.session)
         if session is None and header.position and header.chunk_index > 0:
-            session = await self._await_opened(header.session)
+            session = self._await_opened(header.session, caller)
         if session is not None:
             return session
         if header.position:
@@ -158,60 +211,55 @@ class SessionTable:
             )
         if len(self._sessions) >= self._limits.max_sessions:
             raise CacheFullError(f"{len(self._sessions)} sessions are held, the most allowed here")
-        return await self._open(header)
+        return self._open(header)
 
-    async def _open(self, header: ChunkHeader) -> Session:
-        session = Session(header.session, self._open_cache(), self._clock())
+    def _open(self, header: ChunkHeader) -> Session:
+        session = Session(header.session, self._open_cache(), self._clock(), self._lock)
         self._sessions[header.session] = session
         try:
             self._reserve(session, max(header.max_tokens or 0, header.num_tokens))
         except CacheFullError:
             self._forget(header.session)
             raise
-        async with self._opened:
-            self._opened.notify_all()
+        self._opened.notify_all()
         return session
 
-    async def _await_opened(self, session_id: SessionId) -> Session | None:
+    def _await_opened(self, session_id: SessionId, caller: Caller) -> Session | None:
         """Wait for the first chunk of a prompt whose later chunk came here before it."""
-        try:
-            async with asyncio.timeout(self._limits.reorder_wait_s), self._opened:
-                await self._opened.wait_for(lambda: session_id in self._sessions)
-        except TimeoutError:
-            return None
-        return self._sessions.get(session_id)
+        until = time.monotonic() + self._limits.reorder_wait_s
+        while (session := self._sessions.get(session_id)) is None:
+            remaining = until - time.monotonic()
+            if remaining <= 0:
+                return None
+            self._opened.wait(remaining)
+            caller.check()
+        return session
 
-    async def _await_position(self, session: Session, header: ChunkHeader) -> int:
-        """Take the session's turn once the chunk's position is not past the cache's end."""
-
-        def ready() -> bool:
-            reached = header.position is None or header.position <= session.cache.length
-            return session.closed or (not session.busy and reached)
-
-        try:
-            # A chunk that computes is bounded by its own hop's timeout, so that only the
-            # wait for a predecessor that never comes needs a bound here.
-            async with asyncio.timeout(None) as bound, session.changed:
-                while not ready():
-                    waiting = session.busy
-                    bound.reschedule(
-                        None
-                        if waiting
-                        else asyncio.get_running_loop().time() + self._limits.reorder_wait_s
+    def _await_position(self, session: Session, header: ChunkHeader, caller: Caller) -> None:
+        """Wait until no chunk computes and this one's position is not past the cache's end."""
+        until: float | None = None
+        while not session.takes(header):
+            if session.closed:
+                raise MeshError(
+                    Code.ABORTED, f"session {session.id} was released", reason="SESSION_RELEASED"
+                )
+            if session.busy:
+                # A chunk that computes is bounded by its own hop's timeout, so that only the
+                # wait for a predecessor that never comes needs a bound here.
+                until = None
+                session.changed.wait()
+            else:
+                if until is None:
+                    until = time.monotonic() + self._limits.reorder_wait_s
+                remaining = until - time.monotonic()
+                if remaining <= 0:
+                    raise PositionError(
+                        f"X-Meshnet-Position: {header.position} is past the end of session"
+                        f" {session.id}; expected at most {session.cache.length}",
+                        expected=session.cache.length,
                     )
-                    await session.changed.wait()
-        except TimeoutError:
-            raise PositionError(
-                f"X-Meshnet-Position: {header.position} is past the end of session"
-                f" {session.id}; expected at most {session.cache.length}",
-                expected=session.cache.length,
-            ) from None
-        if session.closed:
-            raise MeshError(
-                Code.ABORTED, f"session {session.id} was released", reason="SESSION_RELEASED"
-            )
-        session.busy = True
-        return session.cache.length if header.position is None else header.position
+                session.changed.wait(remaining)
+            caller.check()
 
     def _reserve(self, session: Session, tokens: int) -> None:
         """Raise a session's share of the budget to `tokens`."""

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy.typing as npt
 
 from meshnet.chunk import Answer, Chunk
-from meshnet.dtypes import BFLOAT16, FLOAT32, INT32
+from meshnet.dtypes import BFLOAT16, FLOAT32, INT32, numpy_dtype
 from meshnet.errors import MeshError, NextHopError, WireError
-from meshnet.grammar import Want
-from meshnet.plane.client import PlaneClient
+from meshnet.grammar import Phase, Want
+from meshnet.plane.caller import Caller
+from meshnet.plane.hop_client import HopClient
 from meshnet.timing import HopTiming, format_timing
 from meshnet.topology import Hop, LayerRange, NodeId, SessionId
 from meshnet.wire import AnswerHeader, ChunkHeader
 from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.scheduler import Scheduler
 from meshnet_node.session import Session, SessionTable
 
 __all__ = ["Stage"]
+
+_FLOAT32: Final = numpy_dtype(FLOAT32)
+"""Compared with, since comparing with a name makes a dtype of it each time: 5 microseconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,12 +34,15 @@ _log = logging.getLogger(__name__)
 class Stage:
     """Runs chunks through a backend and sends them on along their route.
 
+    Its methods may be called by many threads: each brings one chunk, and waits, computes
+    and sends on itself. What one receives and decodes overlaps what another computes.
+
     Args:
         node: this node's id, for timings.
-        backend: called on `executor`, which must be one thread.
+        backend: what computes.
         sessions: the caches.
         client: for the hop after.
-        executor: where the backend computes.
+        scheduler: whose turn it is to compute.
         hop_timeout_s: seconds that the hop after may take for a chunk.
         clock: seconds, monotonic.
     """
@@ -46,8 +52,8 @@ class Stage:
         node: NodeId,
         backend: ShardBackend,
         sessions: SessionTable,
-        client: PlaneClient,
-        executor: Executor,
+        client: HopClient,
+        scheduler: Scheduler,
         *,
         hop_timeout_s: float = 120.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -56,39 +62,44 @@ class Stage:
         self.backend = backend
         self.sessions = sessions
         self._client = client
-        self._executor = executor
+        self._scheduler = scheduler
         self._hop_timeout_s = hop_timeout_s
         self._clock = clock
+        self._present: set[object] = set()
         self.num_chunks = 0
         self.num_tokens = 0
         self.compute_s = 0.0
-        self.queue_depth = 0
         self.last_forward = clock()
 
-    async def forward(self, chunk: Chunk) -> Answer:
+    @property
+    def queue_depth(self) -> int:
+        """Chunks that wait or compute."""
+        return len(self._present)
+
+    def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         """Compute a chunk, and send it on if its route goes on.
 
         Raises:
             WireError: the shard cannot take this chunk.
-            MeshError: of the session table, the backend or the hops after.
+            MeshError: of the session table, the scheduler, the backend or the hops after.
+            CallerGoneError: `caller` left while this waited.
         """
         arrived = self._clock()
         header = chunk.header
         layers, want = plan(self.backend.spec, header, chunk.tensor)
-        self.queue_depth += 1
+        token = object()
+        self._present.add(token)
         try:
-            async with self.sessions.turn(header) as (session, position):
+            with self.sessions.turn(header, caller) as (session, position):
                 session.next_hop = header.route[0] if header.route else None
-                output, started, ended = await asyncio.get_running_loop().run_in_executor(
-                    self._executor, self._compute, session, position, chunk.tensor, layers, want
+                output, started, ended = self._scheduler.run(
+                    lambda: self._compute(session, position, chunk.tensor, layers, want),
+                    caller,
+                    urgent=header.phase is Phase.DECODE,
                 )
         finally:
-            self.queue_depth -= 1
-        self.num_chunks += 1
-        self.last_forward = ended
-        self.num_tokens += header.num_tokens
-        self.compute_s += ended - started
-        answer = await self._send_on(header, position, output) if header.route else None
+            self._present.discard(token)
+        answer = self._send_on(header, position, output, caller) if header.route else None
         now = self._clock()
         wire_out = 0 if output is None else output.nbytes
         timing = HopTiming(
@@ -114,21 +125,21 @@ class Stage:
             tensor,
         )
 
-    async def release(self, session_id: SessionId) -> None:
+    def release(self, session_id: SessionId) -> None:
         """Forget a session here and along its route; a hop that fails is left to its idle time."""
-        session = await self.sessions.release(session_id)
+        session = self.sessions.release(session_id)
         if session is None or session.next_hop is None:
             return
         try:
-            await self._client.release(session.next_hop.address, session_id)
+            self._client.release(session.next_hop.address, session_id)
         except MeshError as error:
             _log.warning("session %s: release at the next hop failed: %s", session_id, error)
 
-    async def release_idle(self) -> None:
+    def release_idle(self) -> None:
         """Forget the sessions that no chunk has used for the idle time."""
         for session_id in self.sessions.idle():
             _log.info("session %s was idle for too long and is released", session_id)
-            await self.release(session_id)
+            self.release(session_id)
 
     def _compute(
         self,
@@ -138,15 +149,24 @@ class Stage:
         layers: LayerRange,
         want: Want,
     ) -> tuple[npt.NDArray[Any] | None, float, float]:
-        """Run the backend; gives its output, when it began and when it ended."""
+        """Run the backend and count it; gives its output, when it began and when it ended."""
         started = self._clock()
         if position < session.cache.length:
             session.cache.truncate(position)
         output = self.backend.forward(session.cache, tensor, layers=layers, want=want)
-        return output, started, self._clock()
+        ended = self._clock()
+        self.num_chunks += 1
+        self.num_tokens += tensor.shape[1]
+        self.compute_s += ended - started
+        self.last_forward = ended
+        return output, started, ended
 
-    async def _send_on(
-        self, header: ChunkHeader, position: int, output: npt.NDArray[Any] | None
+    def _send_on(
+        self,
+        header: ChunkHeader,
+        position: int,
+        output: npt.NDArray[Any] | None,
+        caller: Caller,
     ) -> Answer:
         hop: Hop = header.route[0]
         if output is None:
@@ -160,8 +180,13 @@ class Stage:
             layers=hop.layers,
             route=header.route[1:],
         )
-        return await self._client.forward(
-            hop.address, hop.node, onward, output, timeout_s=self._hop_timeout_s
+        return self._client.forward(
+            hop.address,
+            hop.node,
+            onward,
+            output,
+            timeout_s=self._hop_timeout_s,
+            caller=caller,
         )
 
 
@@ -236,4 +261,4 @@ def _check_route(layers: LayerRange, header: ChunkHeader) -> None:
 
 
 def _wire_dtype(tensor: npt.NDArray[Any]) -> str:
-    return FLOAT32 if tensor.dtype == "float32" else BFLOAT16
+    return FLOAT32 if tensor.dtype == _FLOAT32 else BFLOAT16

@@ -84,6 +84,11 @@ class StubBackend:
         if busy:
             threading.Thread(target=_compute_forever, name="busy", daemon=True).start()
 
+    @property
+    def keeps_threads(self) -> bool:
+        """It has none."""
+        return False
+
     def open_cache(self) -> Cache:
         """Make a counter."""
         return _StubCache()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 
 import pytest
 
 from meshnet.errors import CacheFullError, MeshError, PositionError, UnknownSessionError
+from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.topology import LayerRange, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.session import SessionLimits, SessionTable
@@ -30,12 +32,23 @@ def table(clock: FakeClock | None = None, **limits) -> SessionTable:
     return SessionTable(BACKEND.open_cache, SessionLimits(**limits), clock or FakeClock())
 
 
-async def take(sessions: SessionTable, header: ChunkHeader) -> int:
+def take_now(sessions: SessionTable, header: ChunkHeader) -> int:
     """Take a chunk's turn and append it, as a stage does."""
-    async with sessions.turn(header) as (session, position):
+    with sessions.turn(header, Caller()) as (session, position):
         session.cache.truncate(position)
         session.cache.length += header.num_tokens
         return position
+
+
+async def take(sessions: SessionTable, header: ChunkHeader) -> int:
+    """The same on a thread of its own."""
+    return await asyncio.to_thread(take_now, sessions, header)
+
+
+async def until_waiting(sessions: SessionTable, session: SessionId) -> None:
+    async with asyncio.timeout(5.0):
+        while not sessions._sessions[session].changed._waiters:
+            await asyncio.sleep(0.001)
 
 
 async def test_chunks_append_and_an_absent_position_appends():
@@ -74,15 +87,15 @@ async def test_an_early_chunk_waits_for_the_one_before_it():
     sessions, session = table(reorder_wait_s=30.0), new_session()
     order: list[int] = []
 
-    async def send(index: int) -> None:
+    def send(index: int) -> None:
         header = chunk(session, index * 4, chunk_index=index, chunk_total=3)
-        async with sessions.turn(header) as (held, position):
+        with sessions.turn(header, Caller()) as (held, position):
             order.append(index)
             held.cache.length = position + 4
 
-    early = [asyncio.create_task(send(index)) for index in (2, 1)]
+    early = [asyncio.create_task(asyncio.to_thread(send, index)) for index in (2, 1)]
     await asyncio.sleep(0)
-    await send(0)
+    await asyncio.to_thread(send, 0)
     await asyncio.wait_for(asyncio.gather(*early), 5.0)
     assert order == [0, 1, 2]
 
@@ -99,16 +112,16 @@ async def test_one_chunk_of_a_session_computes_at_a_time():
     running = 0
     most = 0
 
-    async def send() -> None:
+    def send() -> None:
         nonlocal running, most
-        async with sessions.turn(chunk(session, 4)) as (held, position):
+        with sessions.turn(chunk(session, 4), Caller()) as (held, position):
             running += 1
             most = max(most, running)
-            await asyncio.sleep(0)
+            time.sleep(0.001)  # lets the others run
             held.cache.length = position + 4
             running -= 1
 
-    await asyncio.gather(*(send() for _ in range(5)))
+    await asyncio.gather(*(asyncio.to_thread(send) for _ in range(5)))
     assert most == 1
 
 
@@ -121,7 +134,7 @@ async def test_max_tokens_are_reserved_before_the_first_chunk_or_refused():
         await take(sessions, chunk(other, 0, max_tokens=11))
     assert caught.value.retry_after_s
     assert len(sessions) == 1
-    await sessions.release(held)
+    sessions.release(held)
     assert sessions.reserved_tokens == 0
     assert await take(sessions, chunk(other, 0, max_tokens=100)) == 0
 
@@ -168,8 +181,24 @@ async def test_a_release_ends_chunks_that_wait():
     sessions, session = table(reorder_wait_s=30.0), new_session()
     await take(sessions, chunk(session, 0))
     waiting = asyncio.create_task(take(sessions, chunk(session, 8)))
-    await asyncio.sleep(0)
-    await sessions.release(session)
+    await until_waiting(sessions, session)
+    sessions.release(session)
     with pytest.raises(MeshError) as caught:
         await asyncio.wait_for(waiting, 1.0)
     assert caught.value.reason == "SESSION_RELEASED"
+
+
+async def test_a_chunk_whose_caller_leaves_waits_no_longer():
+    sessions, session, caller = table(reorder_wait_s=30.0), new_session(), Caller()
+    await take(sessions, chunk(session, 0))
+
+    def wait() -> None:
+        with sessions.turn(chunk(session, 8), caller):
+            pass
+
+    waiting = asyncio.create_task(asyncio.to_thread(wait))
+    await until_waiting(sessions, session)
+    caller.leave()
+    with pytest.raises(CallerGoneError):
+        await asyncio.wait_for(waiting, 5.0)
+    assert await take(sessions, chunk(session, 4)) == 4

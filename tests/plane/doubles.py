@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
+import threading
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import numpy.typing as npt
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
+from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.server import PlaneServer
 from meshnet.topology import SessionId
@@ -55,15 +58,30 @@ class EchoHandler:
         self.chunks: list[Chunk] = []
         self.released: list[SessionId] = []
 
-    async def forward(self, chunk: Chunk) -> Answer:
+    def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         self.chunks.append(chunk)
         return answer_to(chunk, chunk.tensor)
 
-    async def release(self, session: SessionId) -> None:
+    def release(self, session: SessionId) -> None:
         self.released.append(session)
 
-    async def get(self, path: str) -> tuple[int, str, bytes] | None:
+    def get(self, path: str) -> tuple[int, str, bytes] | None:
         return (200, "text/plain", b"well\n") if path == "/healthz" else None
+
+
+class Flag:
+    """An event that a handler's thread and a test on the event loop share."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.set = self._event.set
+        self.clear = self._event.clear
+        self.is_set = self._event.is_set
+        self.block = self._event.wait
+
+    async def wait(self) -> None:
+        """Wait without blocking the event loop, for as long as anything may take."""
+        assert await asyncio.to_thread(self._event.wait, BOUND_S)
 
 
 class GateHandler(EchoHandler):
@@ -71,26 +89,33 @@ class GateHandler(EchoHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = asyncio.Event()
-        self.entered = asyncio.Event()
-        self.cancelled = asyncio.Event()
+        self.gate = Flag()
+        self.entered = Flag()
+        self.cancelled = Flag()
 
-    async def forward(self, chunk: Chunk) -> Answer:
+    def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         self.entered.set()
+        woken = threading.Event()
         try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
+            with caller.waking(woken.set):
+                while not self.gate.block(0.01):
+                    if woken.is_set():
+                        raise CallerGoneError
+        except CallerGoneError:
             self.cancelled.set()
             raise
-        return await super().forward(chunk)
+        return super().forward(chunk, caller)
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    handler: PlaneHandler, *, limits: PlaneLimits | None = None
+    handler: PlaneHandler,
+    *,
+    limits: PlaneLimits | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve `handler` on a free port of 127.0.0.1."""
-    server = PlaneServer(handler, policies=CompressionPolicies(), limits=limits)
+    server = PlaneServer(handler, policies=CompressionPolicies(), limits=limits, tls=tls)
     try:
         yield await server.start("127.0.0.1", 0)
     finally:

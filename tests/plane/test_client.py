@@ -7,6 +7,7 @@ import logging
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from meshnet.errors import (
     UnknownSessionError,
     WireError,
 )
+from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.server import PlaneServer
 from meshnet.topology import NodeId
@@ -43,16 +45,31 @@ from tests.plane.doubles import (
     serving,
     tensor_of,
 )
+from tests.plane.threaded import ThreadedClient
 
 ALPHA = NodeId("alpha")
 
 
-def new_client(**arguments: Any) -> PlaneClient:
-    return PlaneClient(policies=CompressionPolicies(), **arguments)
+Client = PlaneClient | ThreadedClient
+_CLIENTS: dict[str, type[Any]] = {"asyncio": PlaneClient, "threads": ThreadedClient}
+_chosen: list[type[Any]] = []
+
+
+@pytest.fixture(params=_CLIENTS, autouse=True)
+def client_kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run every test here with both clients."""
+    _chosen.append(_CLIENTS[request.param])
+    yield request.param
+    _chosen.pop()
+
+
+def new_client(policies: CompressionPolicies | None = None, **arguments: Any) -> Client:
+    client: Client = _chosen[-1](policies=policies or CompressionPolicies(), **arguments)
+    return client
 
 
 async def forward_p16(
-    client: PlaneClient, address: str, header: ChunkHeader | None = None, timeout_s: float = BOUND_S
+    client: Client, address: str, header: ChunkHeader | None = None, timeout_s: float = BOUND_S
 ) -> Answer:
     return await client.forward(
         address, ALPHA, header or chunk_header(), tensor_of(P16), timeout_s=timeout_s
@@ -128,7 +145,7 @@ async def test_the_policy_decides_what_is_compressed_both_ways() -> None:
 async def test_any_bits_of_any_size_come_back(shape: tuple[int, ...]) -> None:
     bits = np.random.default_rng(7).integers(0, 1 << 16, shape, np.uint16)
     raw = {("lan", phase): CompressionPolicy(0, enabled=False) for phase in ("prefill", "decode")}
-    client = PlaneClient(policies=CompressionPolicies(raw))
+    client = new_client(CompressionPolicies(raw))
     async with serving(EchoHandler()) as (host, port):
         answer = await client.forward(
             f"{host}:{port}",
@@ -144,7 +161,7 @@ async def test_any_bits_of_any_size_come_back(shape: tuple[int, ...]) -> None:
 
 async def test_no_tensor_is_none() -> None:
     class Silent(EchoHandler):
-        async def forward(self, chunk: Chunk) -> Answer:
+        def forward(self, chunk: Chunk, caller: Caller) -> Answer:
             return answer_to(chunk, None)
 
     client = new_client()
@@ -170,7 +187,7 @@ async def test_no_tensor_is_none() -> None:
 )
 async def test_errors_cross_the_plane(error: MeshError) -> None:
     class Failing(EchoHandler):
-        async def forward(self, chunk: Chunk) -> Answer:
+        def forward(self, chunk: Chunk, caller: Caller) -> Answer:
             raise error
 
     client = new_client()
@@ -187,7 +204,8 @@ async def test_errors_cross_the_plane(error: MeshError) -> None:
 
 
 async def test_cold_get_and_release() -> None:
-    handler, session, client = EchoHandler(), new_session(), new_client()
+    handler, session = EchoHandler(), new_session()
+    client = PlaneClient(policies=CompressionPolicies())
     async with serving(handler) as (host, port):
         address = f"{host}:{port}"
         assert await client.get(address, "/healthz", timeout_s=BOUND_S) == (200, b"well\n")
@@ -213,7 +231,7 @@ async def test_an_address_that_is_none_is_a_failed_hop(address: str) -> None:
 def test_an_unknown_route_condition_is_refused_at_once() -> None:
     policies = CompressionPolicies()
     with pytest.raises(ValueError, match="moon"):
-        PlaneClient(policies=policies, route_condition="moon")
+        new_client(policies, route_condition="moon")
     with pytest.raises(ValueError, match="moon"):
         PlaneServer(EchoHandler(), policies=policies, route_condition="moon")
 
@@ -471,7 +489,7 @@ async def test_an_answer_before_the_body_is_sent_is_heard(goes_on_reading: bool)
             await asyncio.sleep(BOUND_S)  # until cancelled: it reads no more
 
     raw = {("lan", phase): CompressionPolicy(0, enabled=False) for phase in ("prefill", "decode")}
-    client = PlaneClient(policies=CompressionPolicies(raw))
+    client = new_client(CompressionPolicies(raw))
     async with misbehaving(script) as address:
         started = time.monotonic()
         with pytest.raises(PositionError) as caught:
@@ -526,3 +544,20 @@ async def test_a_node_that_restarts_is_reached_again(caplog: pytest.LogCaptureFi
     await client.close()
     await server.close(1.0)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_host_that_does_not_answer_is_left_alone_for_a_while(client_kind: str) -> None:
+    if client_kind != "threads":
+        return  # the gateway asks the control plane, which knows who is healthy
+    with socket.socket() as full, socket.socket() as filler:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        filler.connect(full.getsockname())
+        address = f"127.0.0.1:{full.getsockname()[1]}"
+        client = new_client(connect_timeout_s=0.2)
+        with pytest.raises(NextHopError, match=r"no connection within 0\.2 s"):
+            await forward_p16(client, address)
+        with pytest.raises(NextHopError, match="a moment ago") as caught:
+            await forward_p16(client, address)
+        assert caught.value.code is Code.DEADLINE_EXCEEDED
+        await client.close()

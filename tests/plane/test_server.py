@@ -14,6 +14,7 @@ import zstandard
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.errors import NextHopError, PositionError
+from meshnet.plane.caller import Caller
 from tests.plane.doubles import (
     P16,
     EchoHandler,
@@ -134,7 +135,7 @@ async def test_an_answer_is_encoded_only_where_the_caller_reads_it() -> None:
 
 async def test_no_tensor_is_204_without_a_body() -> None:
     class Silent(EchoHandler):
-        async def forward(self, chunk: Chunk) -> Answer:
+        def forward(self, chunk: Chunk, caller: Caller) -> Answer:
             return answer_to(chunk, None)
 
     async with serving(Silent()) as place, calling(place) as caller:
@@ -163,9 +164,9 @@ async def test_a_handlers_error_is_answered(
     error: Exception, status: int, header: str, value: str
 ) -> None:
     class Failing(EchoHandler):
-        async def forward(self, chunk: Chunk) -> Answer:
+        def forward(self, chunk: Chunk, caller: Caller) -> Answer:
             if len(self.chunks) == 1:
-                return await super().forward(chunk)
+                return super().forward(chunk, caller)
             self.chunks.append(chunk)
             raise error
 
@@ -178,7 +179,7 @@ async def test_a_handlers_error_is_answered(
 
 async def test_a_handlers_fault_is_500_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(EchoHandler):
-        async def forward(self, chunk: Chunk) -> Answer:
+        def forward(self, chunk: Chunk, caller: Caller) -> Answer:
             raise RuntimeError("secret detail")
 
     async with serving(Broken()) as place, calling(place) as caller:
@@ -196,7 +197,7 @@ async def test_a_handlers_fault_is_500_and_logged_once(caplog: pytest.LogCapture
 
 async def test_an_answer_unlike_its_header_is_500() -> None:
     class Wrong(EchoHandler):
-        async def forward(self, chunk: Chunk) -> Answer:
+        def forward(self, chunk: Chunk, caller: Caller) -> Answer:
             right = answer_to(chunk, chunk.tensor)
             return Answer(right.header, np.zeros((1, 1, 4), ml_dtypes.bfloat16))
 
@@ -207,7 +208,7 @@ async def test_an_answer_unlike_its_header_is_500() -> None:
 
 async def test_a_strided_answer_goes_out_row_major() -> None:
     class Transposing(EchoHandler):
-        async def forward(self, chunk: Chunk) -> Answer:
+        def forward(self, chunk: Chunk, caller: Caller) -> Answer:
             return answer_to(chunk, chunk.tensor.reshape(2, 2).T)
 
     body = bytes.fromhex("803f004040408040")

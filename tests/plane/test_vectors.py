@@ -12,6 +12,7 @@ from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import numpy_dtype, view_bytes
 from meshnet.errors import MeshError, NextHopError
+from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import ChunkHeader
@@ -44,8 +45,8 @@ ANSWERS = load_answers()
 class Passing(EchoHandler):
     """Passes tensors through, or answers none where none is wanted."""
 
-    async def forward(self, chunk: Chunk) -> Answer:
-        answer = await super().forward(chunk)
+    def forward(self, chunk: Chunk, caller: Caller) -> Answer:
+        answer = super().forward(chunk, caller)
         wanted = chunk.header.want is None or chunk.header.want.kind != "none"
         return answer if wanted else answer_to(chunk, None)
 

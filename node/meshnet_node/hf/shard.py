@@ -99,6 +99,11 @@ class TransformersShard:
         """What is held."""
         return self._spec
 
+    @property
+    def keeps_threads(self) -> bool:
+        """Whether torch computes with threads besides its caller, kept for each caller."""
+        return torch.get_num_threads() > 1
+
     def open_cache(self) -> SessionCache:
         """Make an empty cache for a new session."""
         return SessionCache(self._shard.config, self._spec.layers)

@@ -1,0 +1,74 @@
+"""Who a request is computed for, and how its waits end when that caller goes away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+__all__ = ["Caller", "CallerGoneError"]
+
+
+class CallerGoneError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Caller:
+    """The other end of one connection, as what computes for it sees it.
+
+    Attributes:
+        gone: it has left, or the server ends; stays so.
+    """
+
+    __slots__ = ("_lock", "_wake", "gone")
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._lock = threading.Lock()
+        self._wake: Callable[[], object] | None = None
+
+    def leave(self) -> None:
+        """Mark the caller as gone, and wake what waits for its sake."""
+        with self._lock:
+            self.gone = True
+            if self._wake is not None:
+                self._wake()
+
+    def check(self) -> None:
+        """Raise CallerGoneError where the caller is gone."""
+        if self.gone:
+            raise CallerGoneError
+
+    def waking(self, wake: Callable[[], object]) -> _Waking:
+        """Have `wake` called, from another thread, if the caller leaves within the block.
+
+        Never enter or leave the block while holding a lock that `wake` takes.
+
+        Raises:
+            CallerGoneError: on entry, the caller has left already.
+        """
+        return _Waking(self, wake)
+
+
+class _Waking:
+    __slots__ = ("_caller", "_wake")
+
+    def __init__(self, caller: Caller, wake: Callable[[], object]) -> None:
+        self._caller = caller
+        self._wake = wake
+
+    def __enter__(self) -> None:
+        caller = self._caller
+        with caller._lock:
+            if caller.gone:
+                raise CallerGoneError
+            caller._wake = self._wake
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._caller._lock:
+            self._caller._wake = None

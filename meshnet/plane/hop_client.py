@@ -1,0 +1,217 @@
+"""The activation plane's client for threads: a node's chunks to the hop after."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numpy.typing as npt
+
+from meshnet.chunk import Answer
+from meshnet.compression import CompressionPolicies
+from meshnet.dtypes import Body
+from meshnet.errors import WireError
+from meshnet.grammar import Phase
+from meshnet.plane.caller import Caller
+from meshnet.plane.hop_pool import HopPool
+from meshnet.plane.inbox import Inbox, Reading
+from meshnet.plane.messages import (
+    AnswerReader,
+    ColdAnswer,
+    Received,
+    check_released,
+    cold_failure,
+    hop_failure,
+    pack_cold,
+    pack_request,
+    release_path,
+)
+from meshnet.plane.stream import Stream
+from meshnet.topology import NodeId, SessionId
+from meshnet.wire import DEFAULT_LIMITS, ChunkHeader, WireLimits
+
+__all__ = ["HopClient"]
+
+_LISTEN_ASIDE_BYTES: Final = 64 * 1024
+"""While a longer body is sent, an early answer is listened for."""
+_MAX_RELEASE_BYTES: Final = 64 * 1024
+
+_R = TypeVar("_R", Received, ColdAnswer)
+
+
+class HopClient:
+    """Sends chunks to nodes and reads their answers, on the threads that call it.
+
+    What crosses the plane, and which errors are raised, is as of `PlaneClient`.
+
+    Args:
+        policies: decide which bodies are compressed.
+        route_condition: the policies' name for the links that lead to the nodes.
+        limits: on answers, checked before anything is allocated for them.
+        connect_timeout_s: for one attempt to connect.
+        max_connections: to one address at a time; a further request waits its turn.
+        max_idle_connections: to one address, kept for the next request.
+        tls: a client's context, where connections are to be encrypted.
+
+    Raises:
+        ValueError: the policies know no such `route_condition`.
+    """
+
+    def __init__(
+        self,
+        *,
+        policies: CompressionPolicies,
+        route_condition: str = "lan",
+        limits: WireLimits = DEFAULT_LIMITS,
+        connect_timeout_s: float = 5.0,
+        max_connections: int = 256,
+        max_idle_connections: int = 32,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._policies = {
+            phase: policies.for_condition(route_condition, phase.value) for phase in Phase
+        }
+        self._answers = AnswerReader(limits)
+        self._pool = HopPool(
+            connect_timeout_s=connect_timeout_s,
+            max_open=max_connections,
+            max_idle=max_idle_connections,
+            tls=tls,
+        )
+
+    def forward(
+        self,
+        address: str,
+        node: NodeId,
+        header: ChunkHeader,
+        tensor: npt.NDArray[Any],
+        *,
+        timeout_s: float,
+        caller: Caller | None = None,
+    ) -> Answer:
+        """Send one chunk and give its answer, whose tensor is the caller's to keep.
+
+        Args:
+            address: ``host:port`` of the node's plane.
+            node: named in errors.
+            header: its encoding is set here, by policy.
+            tensor: of the header's shape and dtype; must not change until this returns.
+            timeout_s: for everything, connecting included.
+            caller: who waits for the answer; the request ends when it leaves.
+
+        Raises:
+            NextHopError: the node could not be reached, did not answer in time, or
+                answered what is no answer.
+            MeshError: what the node, or one after it, answered instead.
+            CallerGoneError: `caller` left.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            head, body = pack_request(address, header, tensor, self._policies[header.phase])
+            received = self._exchange(
+                address,
+                head,
+                body,
+                lambda inbox: self._answers.read(inbox, header),
+                deadline,
+                repeatable=header.position is not None,
+                caller=caller or Caller(),
+            )
+            if received.error is None:
+                return received.decode()
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
+        raise received.error
+
+    def release(self, address: str, session: SessionId, *, timeout_s: float = 5.0) -> None:
+        """Free what a session holds at a node and along its route.
+
+        Raises:
+            MeshError: UNAVAILABLE or DEADLINE_EXCEEDED, or what the node answered.
+        """
+        try:
+            answer = self._exchange(
+                address,
+                pack_cold(address, "DELETE", release_path(session)),
+                b"",
+                lambda inbox: self._answers.read_cold(inbox, _MAX_RELEASE_BYTES),
+                time.monotonic() + timeout_s,
+                repeatable=True,
+                caller=Caller(),
+            )
+        except (OSError, WireError) as error:
+            raise cold_failure(error, address, timeout_s) from error
+        check_released(answer)
+
+    def prune(self) -> None:
+        """Close kept connections that rested for long or that their node has closed."""
+        self._pool.prune()
+
+    def close(self) -> None:
+        """Close idle connections now, and those in use when their request ends."""
+        self._pool.close()
+
+    def _exchange(
+        self,
+        address: str,
+        head: bytes,
+        body: Body,
+        read: Callable[[Inbox], Reading[_R]],
+        deadline: float,
+        *,
+        repeatable: bool,
+        caller: Caller,
+    ) -> _R:
+        """Send one request and read its answer by `read`; any failure closes the connection."""
+        stream, reused = self._pool.acquire(address, deadline)
+        received = stream.inbox.received
+        try:
+            return self._exchange_on(address, stream, head, body, read, caller)
+        except TimeoutError:
+            raise
+        except OSError:
+            if not (repeatable and reused) or stream.inbox.received != received:
+                raise
+        # The node closed the kept connection, perhaps as this request was under way.
+        stream, _ = self._pool.acquire(address, deadline, fresh=True)
+        return self._exchange_on(address, stream, head, body, read, caller)
+
+    def _exchange_on(
+        self,
+        address: str,
+        stream: Stream,
+        head: bytes,
+        body: Body,
+        read: Callable[[Inbox], Reading[_R]],
+        caller: Caller,
+    ) -> _R:
+        reusable = False
+        try:
+            with caller.waking(stream.abort):
+                sent = _send(stream, head, body)
+                stream.receive()
+                received = stream.run(read(stream.inbox))
+            reusable = received.reusable and sent
+            if isinstance(received, Received) and received.body is not None:
+                stream.expect(received.head_bytes, len(received.body))
+            return received
+        except OSError:
+            caller.check()
+            raise
+        finally:
+            self._pool.release(address, stream, reusable=reusable)
+
+
+def _send(stream: Stream, head: bytes, body: Body) -> bool:
+    """Send a request; False where the node answers early, or closes: its answer counts."""
+    try:
+        if len(body) > _LISTEN_ASIDE_BYTES:
+            return stream.send_unless_answered(head, body)
+        stream.send(head, body)
+    except TimeoutError:
+        raise
+    except OSError:
+        return False
+    return True

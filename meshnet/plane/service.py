@@ -1,0 +1,39 @@
+"""What the connections of one server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshnet.compression import CompressionPolicies
+from meshnet.plane.handler import PlaneHandler, PlaneLimits
+from meshnet.plane.http1 import RequestHead
+from meshnet.plane.memo import POSITION, HeadMemo
+from meshnet.plane.reply import ReplyHeads
+from meshnet.wire import ChunkHeader
+
+__all__ = ["Service"]
+
+
+@dataclass(slots=True)
+class Service:
+    """What the connections of one server share.
+
+    Attributes:
+        handler: computes.
+        policies: decide which answers are compressed.
+        route_condition: the policies' name for the links that callers come over.
+        limits: granted to callers.
+        closing: the server goes away, and each answer is its connection's last.
+        chunks: heads of chunks read before.
+        heads: writes those of replies.
+    """
+
+    handler: PlaneHandler
+    policies: CompressionPolicies
+    route_condition: str
+    limits: PlaneLimits
+    closing: bool = False
+    chunks: HeadMemo[tuple[RequestHead, ChunkHeader]] = field(
+        default_factory=lambda: HeadMemo(POSITION)
+    )
+    heads: ReplyHeads = field(default_factory=ReplyHeads)

@@ -1,0 +1,96 @@
+"""A throwaway authority and certificates for 127.0.0.1."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+_DAY = dt.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Files of an authority and of one certificate that it signed.
+
+    Attributes:
+        ca: the authority's certificate.
+        certificate: signed by it, for 127.0.0.1.
+        key: of the certificate.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def server(self, *, ask_callers: bool = False) -> ssl.SSLContext:
+        """Give a server's context, which may demand certificates of its callers."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.ca)
+        context.load_cert_chain(self.certificate, self.key)
+        if ask_callers:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def client(self, *, own: bool = False) -> ssl.SSLContext:
+        """Give a client's context, with the certificate as its own where asked."""
+        context = ssl.create_default_context(cafile=self.ca)
+        if own:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+def make_authority(directory: Path) -> Authority:
+    """Write a new authority and certificate."""
+    directory.mkdir(parents=True, exist_ok=True)
+    authority_key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "throwaway authority")])
+    authority = _sign(name, name, authority_key, authority_key, is_authority=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
+    certificate = _sign(own, name, key, authority_key, is_authority=False)
+    made = Authority(directory / "ca.pem", directory / "node.pem", directory / "node.key")
+    made.ca.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    made.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    made.key.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return made
+
+
+def _sign(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    *,
+    is_authority: bool,
+) -> x509.Certificate:
+    now = dt.datetime.now(dt.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _DAY)
+        .not_valid_after(now + _DAY)
+        .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(of_issuer, critical=False)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(issuer_key, hashes.SHA256())
+    )

@@ -1,0 +1,144 @@
+"""The plane through TLS: both clients and curl against the server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from meshnet.compression import CompressionPolicies, CompressionPolicy
+from meshnet.errors import NextHopError, WireError
+from meshnet.plane.client import PlaneClient
+from meshnet.plane.handler import PlaneLimits
+from meshnet.topology import NodeId
+from tests.plane.certificates import Authority, make_authority
+from tests.plane.doubles import (
+    BOUND_S,
+    P16,
+    EchoHandler,
+    GateHandler,
+    calling,
+    chunk_header,
+    serving,
+    tensor_of,
+)
+from tests.plane.test_curl import CURL_FIELDS, curl
+from tests.plane.threaded import ThreadedClient
+
+ALPHA = NodeId("alpha")
+RAW = CompressionPolicies(
+    {("lan", phase): CompressionPolicy(0, enabled=False) for phase in ("prefill", "decode")}
+)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return make_authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=[PlaneClient, ThreadedClient], ids=["asyncio", "threads"])
+def client_class(request: pytest.FixtureRequest) -> type[Any]:
+    kind: type[Any] = request.param
+    return kind
+
+
+async def test_bodies_of_any_size_go_and_come(
+    authority: Authority, client_class: type[Any]
+) -> None:
+    handler = EchoHandler()
+    client = client_class(policies=RAW, tls=authority.client())
+    random = np.random.default_rng(7)
+    async with serving(handler, tls=authority.server()) as (host, port):
+        for shape in ((1, 1, 8), (1, 1, 16384), (1, 128, 16384), (1, 1, 576), (1, 256, 16384)):
+            bits = random.integers(0, 1 << 16, shape, np.uint16)
+            answer = await client.forward(
+                f"{host}:{port}",
+                ALPHA,
+                chunk_header(*shape),
+                bits.view(ml_dtypes.bfloat16),
+                timeout_s=BOUND_S,
+            )
+            assert np.array_equal(answer.tensor.view(np.uint16), bits)
+        await client.close()
+
+
+async def test_errors_cross_and_the_connection_is_kept(
+    authority: Authority, client_class: type[Any]
+) -> None:
+    client = client_class(policies=RAW, tls=authority.client())
+    limits = PlaneLimits(max_connections=1)
+    async with serving(EchoHandler(), tls=authority.server(), limits=limits) as (host, port):
+        header = chunk_header(traceparent="not-one")
+        for _ in range(3):
+            with pytest.raises(WireError, match="traceparent"):
+                await client.forward(
+                    f"{host}:{port}", ALPHA, header, tensor_of(P16), timeout_s=BOUND_S
+                )
+        await client.close()
+
+
+@pytest.mark.parametrize("ask_callers", [False, True], ids=["unknown-server", "unknown-caller"])
+async def test_who_is_not_known_is_refused_and_the_server_lives_on(
+    tmp_path: Path, authority: Authority, client_class: type[Any], ask_callers: bool
+) -> None:
+    stranger = make_authority(tmp_path / "other")
+    strange = authority.client() if ask_callers else stranger.client()
+    own = authority.client(own=True)
+    tls = authority.server(ask_callers=ask_callers)
+    async with serving(EchoHandler(), tls=tls) as (host, port):
+        for context, good in ((strange, False), (own, True)):
+            client = client_class(policies=RAW, tls=context)
+            request = client.forward(
+                f"{host}:{port}", ALPHA, chunk_header(), tensor_of(P16), timeout_s=BOUND_S
+            )
+            if good:
+                assert (await request).tensor.tobytes() == P16
+            else:
+                with pytest.raises(NextHopError) as caught:
+                    await request
+                assert caught.value.failed_node == "alpha"
+            await client.close()
+
+
+async def test_plain_bytes_are_no_request(authority: Authority) -> None:
+    async with serving(EchoHandler(), tls=authority.server()) as place:
+        async with calling(place) as caller:
+            await caller.send(b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n")
+            assert await caller.at_end()
+        client = PlaneClient(policies=RAW, tls=authority.client())
+        address = f"{place[0]}:{place[1]}"
+        assert (await client.get(address, "/healthz", timeout_s=BOUND_S))[0] == 200
+        await client.close()
+
+
+async def test_a_caller_that_leaves_ends_its_request(
+    authority: Authority, client_class: type[Any]
+) -> None:
+    handler = GateHandler()
+    client = client_class(policies=RAW, tls=authority.client())
+    async with serving(handler, tls=authority.server()) as (host, port):
+        request = asyncio.create_task(
+            client.forward(
+                f"{host}:{port}", ALPHA, chunk_header(), tensor_of(P16), timeout_s=BOUND_S
+            )
+        )
+        await handler.entered.wait()
+        request.cancel()
+        await handler.cancelled.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await client.close()
+
+
+async def test_curl_through_tls(tmp_path: Path, authority: Authority) -> None:
+    body = P16 * 65536
+    path = tmp_path / "body"
+    path.write_bytes(body)
+    fields = [*CURL_FIELDS, "-H", "X-Meshnet-Shape: 1,64,8192", "-H", "X-Meshnet-Dtype: bfloat16"]
+    async with serving(EchoHandler(), tls=authority.server()) as (host, port):
+        sent = ["--cacert", str(authority.ca), "--data-binary", f"@{path}"]
+        assert await curl(*fields, *sent, f"https://{host}:{port}/forward") == body
