@@ -87,7 +87,7 @@ def test_times_are_written_in_the_unit_that_suits_them(microseconds, text):
 
 
 def test_each_stack_but_ours_has_a_server():
-    assert set(STACKS) == {"meshnet", *EchoStack}
+    assert set(STACKS) == {"meshnet", "meshnet_aio", *EchoStack}
     assert STACKS[:2] == ("raw", "meshnet")
 
 

@@ -25,6 +25,7 @@ from meshnet.compression import CompressionPolicies, CompressionPolicy
 from meshnet.dtypes import BFLOAT16, Body, view_bytes
 from meshnet.grammar import Phase, Want
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.hop_client import HopClient
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import ChunkHeader
 
@@ -38,6 +39,7 @@ __all__ = [
     "RAW_BODIES",
     "RAW_POLICIES",
     "Meshnet",
+    "MeshnetAio",
     "RawSocket",
     "Transport",
     "time_round_trips",
@@ -68,18 +70,16 @@ class Transport(Protocol):
         ...
 
 
-class Meshnet:
-    """POST /forward by the plane's client to a stub node, in one session of growing position."""
+class _Session:
+    """A session of growing position at a stub node."""
 
     def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
         self._address = address
         self._tensor = tensor
-        self._client = PlaneClient(policies=RAW_POLICIES)
         self._session = SessionId(str(uuid.uuid4()))
         self._position = 0
 
-    async def round_trip(self) -> Body:
-        """Send one chunk, and view the hidden states answered."""
+    def _next_header(self) -> ChunkHeader:
         num_tokens = self._tensor.shape[1]
         header = ChunkHeader(
             shape=self._tensor.shape,
@@ -89,10 +89,50 @@ class Meshnet:
             phase=Phase.DECODE if num_tokens == 1 else Phase.PREFILL,
             want=Want("hidden"),
         )
-        answer = await self._client.forward(
-            self._address, NodeId("echo"), header, self._tensor, timeout_s=_TIMEOUT_S
-        )
         self._position += num_tokens
+        return header
+
+
+class Meshnet(_Session):
+    """POST /forward to a stub node by the client that nodes use for the hop after, blocking."""
+
+    def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
+        super().__init__(address, tensor)
+        self._client = HopClient(policies=RAW_POLICIES)
+
+    async def round_trip(self) -> Body:
+        """Send one chunk, and view the hidden states answered, blocking the event loop."""
+        answer = self._client.forward(
+            self._address,
+            NodeId("echo"),
+            self._next_header(),
+            self._tensor,
+            timeout_s=_TIMEOUT_S,
+        )
+        return b"" if answer.tensor is None else view_bytes(answer.tensor)
+
+    async def close(self) -> None:
+        """Free the session and close."""
+        self._client.release(self._address, self._session)
+        self._client.close()
+
+
+class MeshnetAio(_Session):
+    """The same by the asyncio client, which gateways use."""
+
+    def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
+        super().__init__(address, tensor)
+        self._client = PlaneClient(policies=RAW_POLICIES)
+
+    async def round_trip(self) -> Body:
+        """Send one chunk, and view the hidden states answered."""
+        answer = await self._client.forward(
+            self._address,
+            NodeId("echo"),
+            self._next_header(),
+            self._tensor,
+            timeout_s=_TIMEOUT_S,
+        )
         return b"" if answer.tensor is None else view_bytes(answer.tensor)
 
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +21,14 @@ from meshnet.cli.bench.stacks import (
     CLIENTS,
     RAW_BODIES,
     Meshnet,
+    MeshnetAio,
     Transport,
     time_round_trips,
 )
 from meshnet.cli.bench.wire_cases import (
     LONG_BYTES,
     OURS,
+    OURS_AIO,
     RAW,
     STACKS,
     WireCase,
@@ -39,6 +41,10 @@ from meshnet.errors import Code, MeshError
 
 __all__ = ["measure_wire"]
 
+_MESHNET: Final[dict[str, Callable[[str, npt.NDArray[Any]], Transport]]] = {
+    OURS: Meshnet,
+    OURS_AIO: MeshnetAio,
+}
 _CACHE_TOKENS: Final = 1 << 40
 _WARM_UPS: Final = 4
 
@@ -111,7 +117,7 @@ async def measure_wire(plan: WirePlan, run: Run) -> Report:
 
 
 def _missing(name: str) -> str | None:
-    return None if name == OURS else missing(EchoStack(name))
+    return None if name in _MESHNET else missing(EchoStack(name))
 
 
 async def _start(
@@ -124,7 +130,7 @@ async def _start(
     started = {
         (name, 0, False): await children.start(name, "bench", "serve", name)
         for name in stacks
-        if name != OURS
+        if name not in _MESHNET
     }
     for width, busy in sorted({(shape_of(case.num_bytes)[2], case.busy) for case in cases}):
         options = ["--hidden-size", str(width), "--cache-tokens", str(_CACHE_TOKENS)]
@@ -154,9 +160,9 @@ async def _measure(
     async with AsyncExitStack() as stack:
         measured: dict[str, _Measured] = {}
         for name in case.stacks:
-            key = (name, shape[2], case.busy) if name == OURS else (name, 0, False)
+            key = (OURS, shape[2], case.busy) if name in _MESHNET else (name, 0, False)
             server = servers[key]
-            connect = Meshnet if name == OURS else CLIENTS[EchoStack(name)]
+            connect = _MESHNET.get(name) or CLIENTS[EchoStack(name)]
             transport = connect(server.address, tensor)
             stack.push_async_callback(transport.close)
             measured[name] = _Measured(transport, server.pid)

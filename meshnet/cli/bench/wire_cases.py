@@ -14,6 +14,7 @@ __all__ = [
     "DEFAULT_SIZES",
     "LONG_BYTES",
     "OURS",
+    "OURS_AIO",
     "RAW",
     "STACKS",
     "WireCase",
@@ -23,10 +24,14 @@ __all__ = [
 ]
 
 OURS: Final = "meshnet"
+OURS_AIO: Final = "meshnet_aio"
+"""The same node, by the client of gateways."""
+
 RAW: Final = EchoStack.RAW.value
 STACKS: Final = (
     RAW,
     OURS,
+    OURS_AIO,
     *(stack.value for stack in EchoStack if stack is not EchoStack.RAW),
 )
 DEFAULT_SIZES: Final = (1152, 32 << 10, 4 << 20, 64 << 20)
@@ -131,7 +136,13 @@ def plan_cases(plan: WirePlan, stacks: tuple[str, ...], default: Placement) -> l
     cases += [replace(case, section="idle", pause_s=_PAUSE_S) for case in small]
     # The busy thread needs a core: pinned, the node would share one with it.
     cases += [
-        replace(case, section="busy_node", placement=Placement.FREE, stacks=(RAW, OURS), busy=True)
+        replace(
+            case,
+            section="busy_node",
+            placement=Placement.FREE,
+            stacks=(RAW, OURS, OURS_AIO),
+            busy=True,
+        )
         for case in small[-1:]
     ]
     return cases
