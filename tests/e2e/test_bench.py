@@ -41,9 +41,12 @@ async def test_wire_has_a_row_for_a_stack_that_is_not_installed(monkeypatch):
     row = found["results"][2]
     assert row["not_measured"] == "not here"
     assert {row[name] for name in FIGURES} == {None}
-    for section, rests, busy in (("idle", 30.0, False), ("busy_node", 0.0, True)):
+    for section, stacks, rests, busy in (
+        ("idle", ["raw", "meshnet"], 30.0, False),
+        ("busy_node", ["raw", "meshnet", "meshnet_aio"], 0.0, True),
+    ):
         rows = found[section]
-        assert [row["stack"] for row in rows] == ["raw", "meshnet"]
+        assert [row["stack"] for row in rows] == stacks
         assert {(row["rest_ms"], row["busy"]) for row in rows} == {(rests, busy)}
 
 

@@ -204,7 +204,7 @@ def test_a_plan_becomes_cases():
         ("results", 1 << 20, Placement.TWO, 3),
         ("one_core", 64, Placement.ONE, 3),
         ("idle", 64, Placement.TWO, 3),
-        ("busy_node", 64, Placement.FREE, 2),
+        ("busy_node", 64, Placement.FREE, 3),
     ]
     assert [case.pause_s > 0 for case in cases] == [False, False, False, True, False]
     assert [case.busy for case in cases] == [False, False, False, False, True]
