@@ -18,6 +18,7 @@ __all__ = ["DecisionCounts", "LinkChoosers", "LinkReport", "record_answer"]
 _MAX_LINKS: Final = 256
 _LONG_BYTES: Final = 48 * 1024
 _SHORT_EVERY: Final = 16
+_LONG_ANSWER_BYTES: Final = 16 * 1024
 
 DecisionCounts = dict[tuple[str, str | None, str], Decisions]
 """By phase, encoding (None is raw) and outcome; see `EncodingChooser.decisions`."""
@@ -112,7 +113,11 @@ def _add(sums: DecisionCounts, counts: DecisionCounts) -> None:
 
 
 def record_answer(
-    chooser: EncodingChooser, result: CompressionResult, elapsed_s: float, header: AnswerHeader
+    chooser: EncodingChooser,
+    result: CompressionResult,
+    elapsed_s: float,
+    header: AnswerHeader,
+    answer_bytes: int = 0,
 ) -> None:
     """Learn from an answered request over the activation plane.
 
@@ -125,12 +130,19 @@ def record_answer(
         header: the answer's. The first hop's Server-Timing says what of `elapsed_s` passed
             after it held the tensor (``dur``), and what decoding took before (``codec``). That
             counts an answer from the hop after too, so it is believed only where none came.
+        answer_bytes: length of the answer's body. The way back of a long one is taken to be as
+            fast as the way out; beside it, a short request tells nothing.
     """
     count = chooser.count_answer(header.accept_encoding)
     if result.output_bytes < _LONG_BYTES and count % _SHORT_EVERY != 1:
         return
     hops = parse_timings(header.server_timing)
     if hops:
+        seconds = elapsed_s - hops[0].total_ms / 1e3
+        if answer_bytes > _LONG_ANSWER_BYTES:
+            if result.output_bytes < _LONG_BYTES:
+                return
+            seconds *= result.output_bytes / (result.output_bytes + answer_bytes)
         decoded_once = len(hops) == 1 or header.shape is None
         decode_s = hops[0].codec_ms / 1e3 if decoded_once and result.encoding is not None else None
-        chooser.record_sent(result, elapsed_s - hops[0].total_ms / 1e3, decode_s)
+        chooser.record_sent(result, seconds, decode_s)

@@ -27,7 +27,7 @@ class HopTiming:
         next_ms: from sending to the hop after until its answer; 0 at the last hop.
         total_ms: from the request's tensor, received and decoded, to the answer's.
         in_bytes: body received, as it was on the wire.
-        out_bytes: body sent to the hop after, or answered by the last hop.
+        out_bytes: body sent to the hop after; of the last hop, the tensor that it answers.
     """
 
     node: NodeId

@@ -137,7 +137,9 @@ class PlaneClient:
             )
             learn(chooser, sent, clock() - started, received)
             if received.error is None:
-                return await _off_loop(received.coded_bytes, received.decode)
+                return await _off_loop(
+                    received.coded_bytes, lambda: received.decode(sent.output_bytes)
+                )
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         raise received.error

@@ -131,7 +131,7 @@ class HopClient:
             )
             learn(chooser, sent, time.monotonic() - started, received)
             if received.error is None:
-                return received.decode()
+                return received.decode(sent.output_bytes)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         raise received.error

@@ -71,8 +71,10 @@ class Received:
         header = self.header
         return header.num_bytes if header is not None and header.encoding is not None else 0
 
-    def decode(self) -> Answer:
+    def decode(self, sent_bytes: int) -> Answer:
         """Decode the body; gives the answer, whose tensor is the caller's to keep.
+
+        `sent_bytes` is the length of the request's body.
 
         Raises:
             WireError: the body does not decode to the tensor that its header states.
@@ -81,10 +83,10 @@ class Received:
         if header is None:
             raise TypeError("an error was answered")
         if body is None or header.shape is None or header.dtype is None:
-            return Answer(replace(header, shape=None, dtype=None), None)
+            return Answer(replace(header, shape=None, dtype=None), None, sent_bytes=sent_bytes)
         raw, codec_s = decompress_body(header.encoding, body, header.num_bytes, header.width)
         tensor = view_tensor(raw, header.shape, header.dtype)
-        return Answer(header, tensor, wire_bytes=len(body), codec_s=codec_s)
+        return Answer(header, tensor, len(body), codec_s, sent_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,8 @@ def learn(
     `elapsed_s` is from the first byte sent until the answer was read.
     """
     if received.header is not None:
-        record_answer(chooser, sent, elapsed_s, received.header)
+        answer_bytes = 0 if received.body is None else len(received.body)
+        record_answer(chooser, sent, elapsed_s, received.header, answer_bytes)
     elif (
         received.error is not None
         and received.error.field == "X-Meshnet-Encoding"

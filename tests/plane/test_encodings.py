@@ -52,6 +52,7 @@ async def test_bf16p_is_sent_once_the_node_has_said_that_it_reads_it(
             assert answer.tensor is not None
             assert answer.tensor.tobytes() == TENSOR.tobytes()
             assert answer.header.accept_encoding == ENCODINGS
+            assert answer.sent_bytes == handler.chunks[-1].wire_bytes
         await client.close()
     assert [chunk.header.encoding for chunk in handler.chunks] == encodings
     for chunk, used in zip(handler.chunks, encodings, strict=True):

@@ -508,6 +508,20 @@ def test_decoding_is_not_believed_where_a_hop_may_have_decoded_its_answer_too() 
     assert chooser.link.s_per_byte == pytest.approx(other.link.s_per_byte)
 
 
+def test_a_long_answer_takes_its_share_of_the_time() -> None:
+    chooser = new_chooser()
+    sent = CompressionResult(b"", None, 1_000_000, 1_000_000, 0.0, "link_faster")
+    record_answer(chooser, sent, 0.340, answer(total_ms=140, codec_ms=0), 1_000_000)
+    assert chooser.link.s_per_byte == pytest.approx(0.1 / 1_000_000)
+
+
+def test_a_long_answer_to_a_short_request_tells_nothing() -> None:
+    chooser = new_chooser()
+    sent = CompressionResult(b"", None, 1152, 1152, 0.0, "below_min_input")
+    record_answer(chooser, sent, 0.340, answer(total_ms=140, codec_ms=0), 1_000_000)
+    assert chooser.link.latency_s is None
+
+
 def test_what_was_refused_goes_raw_until_an_answer_says_what_is_read() -> None:
     chooser = new_chooser()
     tell_link(chooser, SLOW)
