@@ -50,12 +50,14 @@ class Answer:
         tensor: the output, or None where the caller wanted none.
         wire_bytes: length of the body as it was sent.
         codec_s: seconds spent decoding the body.
+        sent_bytes: length of the request's body, as it was sent.
     """
 
     header: AnswerHeader
     tensor: npt.NDArray[Any] | None
     wire_bytes: int = 0
     codec_s: float = 0.0
+    sent_bytes: int = 0
 
 
 def read_chunk(headers: Headers, body: Body, limits: WireLimits = DEFAULT_LIMITS) -> Chunk:

@@ -22,11 +22,12 @@ class HopTiming:
         node: whose times these are.
         queue_ms: waiting for the session's turn and for the backend.
         compute_ms: in the backend.
-        codec_ms: encoding and decoding bodies.
+        codec_ms: decoding the request, before `total_ms`, and the answer of the hop after,
+            within it.
         next_ms: from sending to the hop after until its answer; 0 at the last hop.
-        total_ms: from the request's last byte to the answer's first.
+        total_ms: from the request's tensor, received and decoded, to the answer's.
         in_bytes: body received, as it was on the wire.
-        out_bytes: body sent to the hop after, or answered by the last hop.
+        out_bytes: body sent to the hop after; of the last hop, the tensor that it answers.
     """
 
     node: NodeId

@@ -187,6 +187,7 @@ class AnswerHeader:
             self.chunk_total,
             self.encoding,
             server_timing,
+            self.accept_encoding,
         )
 
 

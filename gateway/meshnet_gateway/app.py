@@ -148,7 +148,8 @@ class Gateway:
         )
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        body = b"" if self._pipelines is None else render_metrics(self._pipelines.counts)
+        pipelines = self._pipelines
+        body = b"" if pipelines is None else render_metrics(pipelines.counts, self._plane.choosers)
         return web.Response(
             body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )

@@ -8,16 +8,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from meshnet.choosers import LinkChoosers
+from meshnet.plane.metrics import encoding_metrics
 from meshnet_gateway.recovery import RecoveryCounts
 
 __all__ = ["render_metrics"]
 
 
-class _RecoveryCollector(Collector):
+class _GatewayCollector(Collector):
     """Reads the counts when asked."""
 
-    def __init__(self, counts: RecoveryCounts) -> None:
+    def __init__(self, counts: RecoveryCounts, choosers: LinkChoosers) -> None:
         self._counts = counts
+        self._choosers = choosers
 
     def collect(self) -> Iterator[Metric]:
         """Give every figure."""
@@ -41,10 +44,11 @@ class _RecoveryCollector(Collector):
             "Time from noticing a failure to the next token.",
             counts.pause_s,
         )
+        yield from encoding_metrics(self._choosers)
 
 
-def render_metrics(counts: RecoveryCounts) -> bytes:
-    """Write the figures in the text format, version 0.0.4."""
+def render_metrics(counts: RecoveryCounts, choosers: LinkChoosers) -> bytes:
+    """Write figures of recovery and of what is sent in the text format, version 0.0.4."""
     registry = CollectorRegistry()
-    registry.register(_RecoveryCollector(counts))
+    registry.register(_GatewayCollector(counts, choosers))
     return generate_latest(registry)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshnet.chunk import Answer
+from meshnet.codec import ENCODINGS
 from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase, Want
@@ -233,7 +234,7 @@ class RoutePipeline:
             layers=self.route[0].layers,
             phase=phase,
             want=want,
-            accept_encoding=("zstd",) if phase is Phase.PREFILL else (),
+            accept_encoding=ENCODINGS if phase is Phase.PREFILL else (),
             route=self.route[1:],
             max_tokens=self._max_tokens if position == 0 else None,
         )

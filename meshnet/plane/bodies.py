@@ -7,13 +7,11 @@ again, so a handler may keep the tensor as long as it likes.
 from __future__ import annotations
 
 import time
-from typing import Any
 
-import numpy.typing as npt
-
+from meshnet.adaptive import EncodingChooser, Plan
 from meshnet.codec import decompress, max_body_bytes
-from meshnet.compression import CompressionPolicy, compress_activation
-from meshnet.dtypes import Body, view_bytes
+from meshnet.compression import CompressionResult
+from meshnet.dtypes import Body
 from meshnet.errors import Code, WireError
 from meshnet.plane.chunked import ChunkedDecoder
 from meshnet.plane.http1 import AnswerHead
@@ -21,7 +19,7 @@ from meshnet.plane.inbox import Inbox, Reading, allocate
 
 __all__ = [
     "check_length",
-    "compress_tensor",
+    "compress_body",
     "decompress_body",
     "read_body",
     "read_bounded",
@@ -135,8 +133,12 @@ def _read_to_end(inbox: Inbox, out: memoryview) -> Reading[int]:
         yield None
 
 
-def decompress_body(encoding: str | None, body: Body, num_bytes: int) -> tuple[Body, float]:
+def decompress_body(
+    encoding: str | None, body: Body, num_bytes: int, width: int | None
+) -> tuple[Body, float]:
     """Decode a body to exactly `num_bytes` bytes; gives them and the seconds it took.
+
+    `width` is that of `meshnet.codec.decompress`.
 
     Raises:
         WireError: see `meshnet.codec.decompress`.
@@ -144,18 +146,12 @@ def decompress_body(encoding: str | None, body: Body, num_bytes: int) -> tuple[B
     if encoding is None:
         return decompress(None, body, num_bytes), 0.0
     started = time.perf_counter()
-    raw = decompress(encoding, body, num_bytes)
+    raw = decompress(encoding, body, num_bytes, width)
     return raw, time.perf_counter() - started
 
 
-def compress_tensor(
-    tensor: npt.NDArray[Any], policy: CompressionPolicy, accepted: tuple[str, ...]
-) -> tuple[Body, str | None]:
-    """Give a tensor's body, and its encoding where the policy and the reader want one."""
-    raw = view_bytes(tensor)
-    if not accepted or not policy.tries(len(raw)):
-        return raw, None
-    result = compress_activation(raw, policy)
-    if result.encoding is not None and result.encoding not in accepted:
-        return raw, None
-    return result.body, result.encoding
+def compress_body(body: Body, plan: Plan, chooser: EncodingChooser) -> CompressionResult:
+    """Encode a tensor's bytes as its chooser planned, which learns from what that gave."""
+    result = plan.apply(body, time.perf_counter)
+    chooser.record(plan, result)
+    return result

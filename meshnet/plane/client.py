@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 
+from meshnet.choosers import LinkChoosers
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionPolicies
-from meshnet.dtypes import Body
+from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
 from meshnet.plane.connection import Connection
@@ -25,6 +27,7 @@ from meshnet.plane.messages import (
     check_released,
     cold_failure,
     hop_failure,
+    learn,
     pack_cold,
     pack_request,
     release_path,
@@ -56,6 +59,9 @@ class PlaneClient:
         max_idle_connections: to one address, kept for the next request.
         tls: a client's context, where connections are to be encrypted.
 
+    Attributes:
+        choosers: what is known of the links, by address; may be read from any thread.
+
     Raises:
         ValueError: the policies know no such `route_condition`.
     """
@@ -73,8 +79,8 @@ class PlaneClient:
     ) -> None:
         for phase in Phase:
             policies.for_condition(route_condition, phase.value)
-        self._policies = policies
-        self._route_condition = route_condition
+        # Long bodies are coded in threads, whose times are recorded there.
+        self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
         self._answers = AnswerReader(limits)
         self._pool = ConnectionPool(
             connect_timeout_s=connect_timeout_s,
@@ -101,7 +107,7 @@ class PlaneClient:
         Args:
             address: ``host:port`` of the node's plane.
             node: named in errors.
-            header: its encoding is set here, by policy.
+            header: its encoding is set here, as the link and policy have it.
             tensor: of the header's shape and dtype; must not change until this returns.
             timeout_s: for everything, connecting included.
 
@@ -110,23 +116,30 @@ class PlaneClient:
                 answered what is no answer.
             MeshError: what the node, or one after it, answered instead.
         """
-        policy = self._policies.for_condition(self._route_condition, header.phase.value)
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
         try:
-            coded_bytes = tensor.nbytes if policy.tries(tensor.nbytes) else 0
-            head, body = await _off_loop(
-                coded_bytes, lambda: pack_request(address, header, tensor, policy)
+            chooser = self.choosers.of(address)
+            raw = view_bytes(tensor)
+            plan = chooser.choose(raw, header.phase.value, width=header.width)
+            coded_bytes = 0 if plan.encoding is None else len(raw)
+            head, sent = await _off_loop(
+                coded_bytes, lambda: pack_request(address, header, raw, plan, chooser)
             )
+            started = clock()
             received = await self._exchange(
                 address,
                 head,
-                body,
+                sent.body,
                 lambda inbox: self._answers.read(inbox, header),
                 deadline,
                 repeatable=header.position is not None,
             )
+            learn(chooser, sent, clock() - started, received)
             if received.error is None:
-                return await _off_loop(received.coded_bytes, received.decode)
+                return await _off_loop(
+                    received.coded_bytes, lambda: received.decode(sent.output_bytes)
+                )
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         raise received.error

@@ -16,7 +16,7 @@ from meshnet.errors import Code, MeshError, WireError
 from meshnet.grammar import parse_count, parse_session
 from meshnet.plane.bodies import (
     check_length,
-    compress_tensor,
+    compress_body,
     decompress_body,
     read_body,
     read_exactly,
@@ -27,7 +27,7 @@ from meshnet.plane.inbox import ConnectionEndedError, read_head
 from meshnet.plane.reply import Reply, late, not_allowed, problem
 from meshnet.plane.service import Service
 from meshnet.plane.stream import Stream
-from meshnet.wire import ChunkHeader, pack_answer, unpack_chunk, view_tensor
+from meshnet.wire import ChunkHeader, unpack_chunk, view_tensor
 
 __all__ = ["Exchange"]
 
@@ -194,7 +194,7 @@ class Exchange:
 
     def _forward(self, request: RequestHead, header: ChunkHeader) -> Reply:
         body = self._receive(request, header)
-        raw, codec_s = decompress_body(header.encoding, body, header.num_bytes)
+        raw, codec_s = decompress_body(header.encoding, body, header.num_bytes, header.width)
         tensor = view_tensor(raw, header.shape, header.dtype)
         chunk = Chunk(header, tensor, wire_bytes=len(body), codec_s=codec_s)
         try:
@@ -257,18 +257,19 @@ class Exchange:
     def _pack(self, answer: Answer, asked: ChunkHeader) -> Reply:
         header, tensor = answer.header, answer.tensor
         if tensor is None:
-            return Reply(204, pack_answer(replace(header, shape=None, encoding=None)), None)
+            return Reply(204, [], None, replace(header, shape=None, encoding=None))
         if tensor.nbytes != header.num_bytes:
             logger.error("answer of %d bytes for a header of %s", tensor.nbytes, header)
             raise MeshError(Code.INTERNAL, "the node made an answer unlike its own header")
-        service = self._service
-        body: Body
+        body: Body = view_bytes(tensor)
         encoding = None
         if asked.accept_encoding:
-            policy = service.policies.for_condition(service.route_condition, asked.phase.value)
-            body, encoding = compress_tensor(tensor, policy, asked.accept_encoding)
-        else:
-            body = view_bytes(tensor)
+            chooser = self._service.chooser
+            plan = chooser.choose(
+                body, asked.phase.value, width=header.width, accepted=asked.accept_encoding
+            )
+            sent = compress_body(body, plan, chooser)
+            body, encoding = sent.body, sent.encoding
         if encoding != header.encoding:
             header = replace(header, encoding=encoding)
         return Reply(200, [], body, header)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 
+from meshnet.choosers import LinkChoosers
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionPolicies
-from meshnet.dtypes import Body
+from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
 from meshnet.plane.caller import Caller
@@ -24,6 +26,7 @@ from meshnet.plane.messages import (
     check_released,
     cold_failure,
     hop_failure,
+    learn,
     pack_cold,
     pack_request,
     release_path,
@@ -55,6 +58,9 @@ class HopClient:
         max_idle_connections: to one address, kept for the next request.
         tls: a client's context, where connections are to be encrypted.
 
+    Attributes:
+        choosers: what is known of the links, by address; may be read from any thread.
+
     Raises:
         ValueError: the policies know no such `route_condition`.
     """
@@ -70,9 +76,9 @@ class HopClient:
         max_idle_connections: int = 32,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._policies = {
-            phase: policies.for_condition(route_condition, phase.value) for phase in Phase
-        }
+        for phase in Phase:
+            policies.for_condition(route_condition, phase.value)
+        self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
         self._answers = AnswerReader(limits)
         self._pool = HopPool(
             connect_timeout_s=connect_timeout_s,
@@ -96,7 +102,7 @@ class HopClient:
         Args:
             address: ``host:port`` of the node's plane.
             node: named in errors.
-            header: its encoding is set here, by policy.
+            header: its encoding is set here, as the link and policy have it.
             tensor: of the header's shape and dtype; must not change until this returns.
             timeout_s: for everything, connecting included.
             caller: who waits for the answer; the request ends when it leaves.
@@ -109,18 +115,23 @@ class HopClient:
         """
         deadline = time.monotonic() + timeout_s
         try:
-            head, body = pack_request(address, header, tensor, self._policies[header.phase])
+            chooser = self.choosers.of(address)
+            raw = view_bytes(tensor)
+            plan = chooser.choose(raw, header.phase.value, width=header.width)
+            head, sent = pack_request(address, header, raw, plan, chooser)
+            started = time.monotonic()
             received = self._exchange(
                 address,
                 head,
-                body,
+                sent.body,
                 lambda inbox: self._answers.read(inbox, header),
                 deadline,
                 repeatable=header.position is not None,
                 caller=caller or Caller(),
             )
+            learn(chooser, sent, time.monotonic() - started, received)
             if received.error is None:
-                return received.decode()
+                return received.decode(sent.output_bytes)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         raise received.error

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-import numpy.typing as npt
-
+from meshnet.adaptive import EncodingChooser, Plan
+from meshnet.choosers import record_answer
 from meshnet.chunk import Answer
-from meshnet.codec import ENCODINGS
-from meshnet.compression import CompressionPolicy
+from meshnet.compression import CompressionResult
 from meshnet.dtypes import Body
 from meshnet.errors import Code, MeshError, NextHopError, WireError
-from meshnet.plane.bodies import compress_tensor, decompress_body, read_body, read_bounded
+from meshnet.plane.bodies import compress_body, decompress_body, read_body, read_bounded
 from meshnet.plane.http1 import AnswerHead, build_request, parse_answer
 from meshnet.plane.inbox import ConnectionEndedError, Inbox, Reading, read_head
 from meshnet.plane.memo import SERVER_TIMING, HeadMemo
@@ -35,6 +34,7 @@ __all__ = [
     "check_released",
     "cold_failure",
     "hop_failure",
+    "learn",
     "pack_cold",
     "pack_request",
     "release_path",
@@ -71,8 +71,10 @@ class Received:
         header = self.header
         return header.num_bytes if header is not None and header.encoding is not None else 0
 
-    def decode(self) -> Answer:
+    def decode(self, sent_bytes: int) -> Answer:
         """Decode the body; gives the answer, whose tensor is the caller's to keep.
+
+        `sent_bytes` is the length of the request's body.
 
         Raises:
             WireError: the body does not decode to the tensor that its header states.
@@ -81,10 +83,10 @@ class Received:
         if header is None:
             raise TypeError("an error was answered")
         if body is None or header.shape is None or header.dtype is None:
-            return Answer(replace(header, shape=None, dtype=None), None)
-        raw, codec_s = decompress_body(header.encoding, body, header.num_bytes)
+            return Answer(replace(header, shape=None, dtype=None), None, sent_bytes=sent_bytes)
+        raw, codec_s = decompress_body(header.encoding, body, header.num_bytes, header.width)
         tensor = view_tensor(raw, header.shape, header.dtype)
-        return Answer(header, tensor, wire_bytes=len(body), codec_s=codec_s)
+        return Answer(header, tensor, len(body), codec_s, sent_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +184,36 @@ class AnswerReader:
 
 
 def pack_request(
-    address: str, header: ChunkHeader, tensor: npt.NDArray[Any], policy: CompressionPolicy
-) -> tuple[bytes, Body]:
-    """Write a chunk's request: its head, and its body encoded where the policy says so."""
-    body, encoding = compress_tensor(tensor, policy, ENCODINGS)
-    if encoding != header.encoding:
-        header = replace(header, encoding=encoding)
-    return build_request("POST", "/forward", address, pack_chunk(header), len(body)), body
+    address: str,
+    header: ChunkHeader,
+    raw: Body,
+    plan: Plan,
+    chooser: EncodingChooser,
+) -> tuple[bytes, CompressionResult]:
+    """Write a chunk's request: its head, and its tensor's bytes encoded as planned."""
+    sent = compress_body(raw, plan, chooser)
+    if sent.encoding != header.encoding:
+        header = replace(header, encoding=sent.encoding)
+    head = build_request("POST", "/forward", address, pack_chunk(header), sent.output_bytes)
+    return head, sent
+
+
+def learn(
+    chooser: EncodingChooser, sent: CompressionResult, elapsed_s: float, received: Received
+) -> None:
+    """Learn what an answer tells of the link: its speed, and what the node reads.
+
+    `elapsed_s` is from the first byte sent until the answer was read.
+    """
+    if received.header is not None:
+        answer_bytes = 0 if received.body is None else len(received.body)
+        record_answer(chooser, sent, elapsed_s, received.header, answer_bytes)
+    elif (
+        received.error is not None
+        and received.error.field == "X-Meshnet-Encoding"
+        and sent.encoding is not None
+    ):
+        chooser.forget_reads()
 
 
 def pack_cold(address: str, method: str, target: str) -> bytes:

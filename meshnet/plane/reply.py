@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from email.utils import formatdate
 from typing import Final
 
+from meshnet.codec import ENCODINGS
 from meshnet.dtypes import Body
 from meshnet.errors import Code, MeshError
 from meshnet.plane.http1 import build_answer
@@ -25,7 +26,7 @@ class Reply:
         status: HTTP status.
         fields: header fields, without those of the framing.
         body: None where the status allows none.
-        answer: of a tensor, instead of `fields`.
+        answer: to a chunk, instead of `fields`.
     """
 
     status: int
@@ -35,7 +36,10 @@ class Reply:
 
 
 class ReplyHeads:
-    """Heads of replies; those of tensors are written anew in their Server-Timing alone."""
+    """Heads of replies; those to chunks are written anew in their Server-Timing alone.
+
+    They say what this server reads, whatever the handler's header does.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], bytes] = {}
@@ -64,7 +68,8 @@ class ReplyHeads:
         )
         begun = self._known.get(key)
         if begun is None:
-            fields = [("Date", date(now)), *pack_answer(replace(answer, server_timing=""))]
+            lasting = replace(answer, server_timing="", accept_encoding=ENCODINGS)
+            fields = [("Date", date(now)), *pack_answer(lasting)]
             begun = build_answer(reply.status, fields, length, close=close)[:-2]
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()

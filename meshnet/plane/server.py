@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Final
 
+from meshnet.adaptive import EncodingChooser
 from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase
@@ -68,7 +69,8 @@ class PlaneServer:
     ) -> None:
         for phase in Phase:
             policies.for_condition(route_condition, phase.value)
-        self._service = Service(handler, policies, route_condition, limits or PlaneLimits())
+        chooser = EncodingChooser(policies, route_condition, lock=threading.Lock())
+        self._service = Service(handler, chooser, limits or PlaneLimits())
         self._tls = tls
         self._exchanges: set[Exchange] = set()
         self._changed = threading.Condition()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from meshnet.compression import CompressionPolicies
+from meshnet.adaptive import EncodingChooser
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.http1 import RequestHead
 from meshnet.plane.memo import POSITION, HeadMemo
@@ -20,8 +20,7 @@ class Service:
 
     Attributes:
         handler: computes.
-        policies: decide which answers are compressed.
-        route_condition: the policies' name for the links that callers come over.
+        chooser: decides which answers are compressed; their links are not measured.
         limits: granted to callers.
         closing: the server goes away, and each answer is its connection's last.
         chunks: heads of chunks read before.
@@ -29,8 +28,7 @@ class Service:
     """
 
     handler: PlaneHandler
-    policies: CompressionPolicies
-    route_condition: str
+    chooser: EncodingChooser
     limits: PlaneLimits
     closing: bool = False
     chunks: HeadMemo[tuple[RequestHead, ChunkHeader]] = field(

@@ -167,6 +167,11 @@ class Node:
                 return error is None
         return age_s < self.settings.hop_timeout_s
 
+    def bandwidths(self) -> dict[str, float]:
+        """Give the bytes a second of the links that chunks were sent over, by ``host:port``."""
+        reports = self._client.choosers.report()
+        return {item.link: item.bits_per_s / 8 for item in reports if item.num_samples}
+
     def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         """Run one chunk: `PlaneHandler`."""
         if self.stage is None:
@@ -190,7 +195,8 @@ class Node:
             body = json.dumps(self._describe(healthy)).encode()
             return (200 if healthy else 503), "application/json", body
         if path == "/metrics" and self.stage is not None:
-            return 200, "text/plain; version=0.0.4; charset=utf-8", render_metrics(self.stage)
+            body = render_metrics(self.stage, self._client.choosers)
+            return 200, "text/plain; version=0.0.4; charset=utf-8", body
         return None
 
     def _describe(self, healthy: bool) -> dict[str, object]:

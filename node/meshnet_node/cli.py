@@ -141,7 +141,7 @@ def node(
             if control is not None:
                 public = advertise or _public_address(address, control)
                 registration = Registration(identity, spec, public, region, zone)
-                heartbeat = Heartbeat(control, registration, served)
+                heartbeat = Heartbeat(control, registration, served, served.bandwidths)
                 await heartbeat.start()
             try:
                 await served.load()

@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from meshnet.choosers import LinkChoosers
+from meshnet.plane.metrics import encoding_metrics
 from meshnet_node.stage import Stage
 
 __all__ = ["render_metrics"]
@@ -16,8 +18,9 @@ __all__ = ["render_metrics"]
 class _StageCollector(Collector):
     """Reads a stage's counters when asked, so that the hot path only adds integers."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, choosers: LinkChoosers) -> None:
         self._stage = stage
+        self._choosers = choosers
 
     def collect(self) -> Iterator[Metric]:
         """Give every figure."""
@@ -38,10 +41,11 @@ class _StageCollector(Collector):
         yield GaugeMetricFamily(
             "meshnet_cache_tokens_capacity", "Cache tokens in all.", sessions.capacity_tokens
         )
+        yield from encoding_metrics(self._choosers)
 
 
-def render_metrics(stage: Stage) -> bytes:
-    """Write the stage's figures in the text format, version 0.0.4."""
+def render_metrics(stage: Stage, choosers: LinkChoosers) -> bytes:
+    """Write figures of the stage and of what it sends on in the text format, version 0.0.4."""
     registry = CollectorRegistry()
-    registry.register(_StageCollector(stage))
+    registry.register(_StageCollector(stage, choosers))
     return generate_latest(registry)

@@ -101,7 +101,7 @@ class Stage:
             self._present.discard(token)
         answer = self._send_on(header, position, output, caller) if header.route else None
         now = self._clock()
-        wire_out = 0 if output is None else output.nbytes
+        num_bytes = 0 if output is None else output.nbytes
         timing = HopTiming(
             node=self.node,
             queue_ms=(started - arrived) * 1e3,
@@ -110,7 +110,7 @@ class Stage:
             next_ms=(now - ended) * 1e3 if answer else 0.0,
             total_ms=(now - arrived) * 1e3,
             in_bytes=chunk.wire_bytes,
-            out_bytes=wire_out,
+            out_bytes=answer.sent_bytes if answer else num_bytes,
         )
         tensor = answer.tensor if answer else output
         return Answer(

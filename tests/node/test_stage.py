@@ -183,6 +183,20 @@ async def test_metrics_count_what_was_computed(start_node, client):
     assert "meshnet_cache_tokens_reserved 10.0" in lines
 
 
+async def test_metrics_count_what_was_sent_on(start_node, client):
+    last, _, _ = await start_node("last", 1, 2, hidden_size=1024)
+    first, node, _ = await start_node("first", 0, 1, num_layers=2, hidden_size=1024)
+    head = ChunkHeader((1, 64, 1024), "bfloat16", SessionId(str(uuid.uuid4())), route=(last,))
+    noise = np.random.default_rng(0).integers(0, 1 << 15, head.shape, np.uint16)
+    tensor = noise.view(ml_dtypes.bfloat16)
+    await client.forward(first.address, first.node, head, tensor, timeout_s=10.0)
+    status, body = await client.get(first.address, "/metrics", timeout_s=5.0)
+    counts = [line for line in body.decode().splitlines() if line.startswith("meshnet_bodies_t")]
+    assert status == 200
+    assert sum(float(line.split()[-1]) for line in counts if "_total{" in line) == 1 + 64 * 2048
+    assert list(node.bandwidths()) == [last.address]
+
+
 async def test_idle_sessions_are_released_along_the_route(start_node, client):
     second, second_node, _ = await start_node("second", 1, 2)
     first, first_node, _ = await start_node("first", 0, 1, num_layers=2, idle_ttl_s=0.0)

@@ -19,6 +19,7 @@ class ThreadedClient:
     def __init__(self, **arguments: Any) -> None:
         self._client = HopClient(**arguments)
         self._pool = self._client._pool
+        self.choosers = self._client.choosers
 
     async def forward(self, *arguments: Any, timeout_s: float) -> Answer:
         caller = Caller()

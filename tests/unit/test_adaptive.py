@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from meshnet.adaptive import EncodingChooser, Plan
+from meshnet.adaptive import Decisions, EncodingChooser, Plan
 from meshnet.choosers import LinkChoosers, record_answer
 from meshnet.compression import CompressionPolicies, CompressionResult
 from meshnet.estimates import CodecSpeeds, LinkSpeed, Ratio
@@ -470,11 +472,18 @@ def test_ratio_follows_bodies_rather_than_samples() -> None:
 # --- the links of a process
 
 
-def answer(*, total_ms: float, codec_ms: float, reads: tuple[str, ...] = ()) -> AnswerHeader:
+def answer(
+    *,
+    total_ms: float,
+    codec_ms: float,
+    reads: tuple[str, ...] = (),
+    shape: tuple[int, ...] | None = None,
+) -> AnswerHeader:
     timing = HopTiming(NodeId("a"), 0.0, 0.0, codec_ms, 0.0, total_ms, 1, 1)
     session = SessionId("8d7f2f0a-0000-4000-8000-000000000000")
     text = format_timing(timing, format_timing(HopTiming(NodeId("b"), 9, 9, 9, 9, 9, 9, 9)))
-    return AnswerHeader(None, None, session, server_timing=text, accept_encoding=reads)
+    dtype = None if shape is None else "bfloat16"
+    return AnswerHeader(shape, dtype, session, server_timing=text, accept_encoding=reads)
 
 
 def test_an_answer_tells_the_link_the_decoder_and_what_is_read() -> None:
@@ -487,6 +496,41 @@ def test_an_answer_tells_the_link_the_decoder_and_what_is_read() -> None:
     assert chooser.reads == ALL
     record_answer(chooser, sent, 0.250, answer(total_ms=140, codec_ms=10))
     assert chooser.reads == ALL
+
+
+def test_decoding_is_not_believed_where_a_hop_may_have_decoded_its_answer_too() -> None:
+    chooser, other = new_chooser(), new_chooser()
+    sent = CompressionResult(b"", "zstd", 1_270_000, 1_000_000, 1e-3, "compressed")
+    header = answer(total_ms=140, codec_ms=60, shape=(1, 1, 8))
+    record_answer(chooser, sent, 0.250, header)
+    other.record_sent(sent, 0.110)
+
+    assert chooser.link.s_per_byte == pytest.approx(other.link.s_per_byte)
+
+
+def test_a_long_answer_takes_its_share_of_the_time() -> None:
+    chooser = new_chooser()
+    sent = CompressionResult(b"", None, 1_000_000, 1_000_000, 0.0, "link_faster")
+    record_answer(chooser, sent, 0.340, answer(total_ms=140, codec_ms=0), 1_000_000)
+    assert chooser.link.s_per_byte == pytest.approx(0.1 / 1_000_000)
+
+
+def test_a_long_answer_to_a_short_request_tells_nothing() -> None:
+    chooser = new_chooser()
+    sent = CompressionResult(b"", None, 1152, 1152, 0.0, "below_min_input")
+    record_answer(chooser, sent, 0.340, answer(total_ms=140, codec_ms=0), 1_000_000)
+    assert chooser.link.latency_s is None
+
+
+def test_what_was_refused_goes_raw_until_an_answer_says_what_is_read() -> None:
+    chooser = new_chooser()
+    tell_link(chooser, SLOW)
+    chooser.forget_reads()
+    assert chooser.choose(REAL, "prefill", width=WIDTH).reason == "not_accepted"
+    chooser.count_answer(())
+    assert chooser.reads == ()
+    assert chooser.count_answer(ALL) == 2
+    assert chooser.choose(REAL, "prefill", width=WIDTH).encoding == "bf16p"
 
 
 def test_an_answer_without_timing_tells_nothing_of_the_link() -> None:
@@ -515,7 +559,9 @@ def test_links_are_kept_apart_and_bounded() -> None:
     choosers = LinkChoosers(CompressionPolicies())
     first = choosers.of("a:1")
     tell_link(first, SLOW)
-    choose(choosers.of("b:1"), accepted=())
+    second = choosers.of("b:1")
+    plan = choose(second, accepted=())
+    second.record(plan, plan.apply(REAL, lambda: 0.0))
     for number in range(300):
         assert choosers.of(f"c:{number}") is not first
         assert choosers.of("a:1") is first
@@ -526,4 +572,33 @@ def test_links_are_kept_apart_and_bounded() -> None:
     assert len(reports) == 256
     assert [report.link for report in reports][-2:] == ["c:299", "a:1"]
     assert reports[-1].bits_per_s == pytest.approx(SLOW)
+    assert reports[-1].num_samples > 0
+    assert reports[-2].num_samples == 0
     assert reports[-1].decisions["prefill", "bf16p", "compressed"].saved_bytes > 40_000
+
+    totals = choosers.totals()
+    assert totals["prefill", None, "not_accepted"].count == 1  # b:1 is not kept any more
+    assert totals["prefill", "bf16p", "compressed"] == Decisions(
+        1, len(REAL), reports[-1].decisions["prefill", "bf16p", "compressed"].output_bytes
+    )
+    first.record(plan, plan.apply(REAL, lambda: 0.0))
+    assert reports[-1].decisions["prefill", "bf16p", "compressed"].count == 1
+
+
+def test_threads_lose_no_count() -> None:
+    choosers = LinkChoosers(CompressionPolicies(), lock=threading.Lock())
+    num_threads, num_each = 4, 100
+
+    def work(number: int) -> None:
+        for step in range(num_each):
+            chooser = choosers.of(f"a:{1 + (number + step) % 300}")
+            body = REAL if step % 10 == 0 else b""
+            plan = chooser.choose(body, "prefill", width=WIDTH)
+            chooser.record(plan, plan.apply(body, lambda: 0.0))
+            record_answer(chooser, plan.apply(b"", lambda: 0.0), 0.01, answer_of_all)
+            choosers.report()
+
+    answer_of_all = answer(total_ms=1, codec_ms=0, reads=ALL)
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(work, range(num_threads)))
+    assert sum(item.count for item in choosers.totals().values()) == num_threads * num_each

@@ -20,7 +20,7 @@ from tests.vectors.load import (
     load_requests,
 )
 
-REQUESTS = load_requests(PARSER_ABILITIES | {"bf16p"})
+REQUESTS = load_requests(PARSER_ABILITIES)
 GOOD = [vector for vector in REQUESTS if vector.good]
 BAD = [vector for vector in REQUESTS if not vector.good]
 ANSWERS = load_answers()

@@ -19,7 +19,7 @@ import numpy as np
 HERE = Path(__file__).parent
 
 PARSER_ABILITIES = frozenset(
-    {"any-shape", "default-limits", "embedding", "head", "parser", "stateless", "zstd"}
+    {"any-shape", "bf16p", "default-limits", "embedding", "head", "parser", "stateless", "zstd"}
 )
 """What a function from header fields and body to a tensor can be asked."""
 
