@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,16 +16,9 @@ import grpc
 
 from meshnet.control.etcd.client import Member
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
+from tests.programs import program
 
 READY_S = 60.0
-
-
-def etcd_binary() -> str:
-    """Find etcd; a test that needs it fails without, it is not skipped."""
-    found = shutil.which("etcd")
-    if found is None:
-        raise AssertionError("etcd is not installed; on Debian: apt-get install etcd-server")
-    return found
 
 
 @contextmanager
@@ -57,7 +49,7 @@ class Cluster:
         log = (self.folder / f"{name}.log").open("ab")
         with log:
             self.processes[name] = subprocess.Popen(
-                [etcd_binary(), *self.arguments[name]],
+                [program("etcd"), *self.arguments[name]],
                 stdout=log,
                 stderr=log,
                 env={"PATH": os.environ["PATH"], "GOMAXPROCS": "1"},

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import program
 
 README = Path(__file__).parents[2] / "README.md"
 SECTION = README.read_text("utf-8").split("## The control plane's API\n")[1].split("\n## ")[0]
@@ -56,7 +57,7 @@ async def test_the_python_client_runs_and_is_short(run):
 @pytest.mark.parametrize("text", [CURL, BUF], ids=["curl", "buf"])
 async def test_the_same_with_curl_and_with_buf(run, text):
     if text is CURL:
-        assert shutil.which("curl"), "curl is needed by this test"
+        program("curl")
     printed = await run("sh", "-ec", text=text)
     for part in ('"serving":true', MODEL, "nodes/left", "nodes/right"):
         assert part in printed.replace(": ", ":")

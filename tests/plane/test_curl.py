@@ -13,6 +13,7 @@ from tests.plane.doubles import (
     EchoHandler,
     serving,
 )
+from tests.programs import program
 
 CURL_FIELDS = [
     "-H", "Content-Type: application/octet-stream",
@@ -24,7 +25,7 @@ CURL_FIELDS = [
 
 async def curl(*arguments: str) -> bytes:
     process = await asyncio.create_subprocess_exec(
-        "curl", "-sS", "--noproxy", "*", "--max-time", "10", *arguments,
+        program("curl"), "-sS", "--noproxy", "*", "--max-time", "10", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, errors = await process.communicate()
