@@ -6,17 +6,29 @@ Source: proto/WIRE.md.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from meshnet.dtypes import BFLOAT16, FLOAT32, INT32, item_size, numpy_dtype
-from meshnet.errors import Code, WireError
+from meshnet.dtypes import BFLOAT16, FLOAT32, INT32, numpy_dtype
+from meshnet.errors import WireError
+from meshnet.fields import (
+    OCTET_STREAM,
+    WIRE_VERSION,
+    Headers,
+    check_media_type,
+    check_size,
+    check_version,
+    collect,
+    fault,
+    identity,
+    optional,
+    required,
+    tensor_bytes,
+)
 from meshnet.grammar import (
     Phase,
     Want,
@@ -28,7 +40,6 @@ from meshnet.grammar import (
     parse_phase,
     parse_positive,
     parse_route,
-    parse_session,
     parse_shape,
     parse_traceparent,
     parse_want,
@@ -50,13 +61,6 @@ __all__ = [
     "unpack_chunk",
     "view_tensor",
 ]
-
-WIRE_VERSION: Final = 2
-OCTET_STREAM: Final = "application/octet-stream"
-_IMPOSSIBLE_BYTES: Final = 1 << 40  # no setting reaches it: a shape's fault, not a limit's
-
-Headers = Iterable[tuple[str, str]]
-"""Header fields in order, names in any case; a name that repeats is kept as often as it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class ChunkHeader:
     @property
     def num_bytes(self) -> int:
         """Bytes of the decoded tensor, in unbounded integers."""
-        return _num_bytes(self.shape, self.dtype)
+        return tensor_bytes(self.shape, self.dtype)
 
     @property
     def width(self) -> int | None:
@@ -170,7 +174,7 @@ class AnswerHeader:
         """Bytes of the decoded tensor; 0 without one."""
         if self.shape is None or self.dtype is None:
             return 0
-        return _num_bytes(self.shape, self.dtype)
+        return tensor_bytes(self.shape, self.dtype)
 
     @property
     def width(self) -> int | None:
@@ -201,17 +205,17 @@ def unpack_chunk(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> Chunk
         WireError: for the first header at fault, named in ``field``: 400, or 413 for a
             tensor over `WireLimits.max_chunk_bytes`, 415 for another media type.
     """
-    fields = _collect(headers)
-    _check_version(fields)
-    _check_media_type(fields)
-    shape = _required(fields, "X-Meshnet-Shape", parse_shape)
-    dtype = _required(fields, "X-Meshnet-Dtype", parse_dtype)
+    fields = collect(headers)
+    check_version(fields)
+    check_media_type(fields)
+    shape = required(fields, "X-Meshnet-Shape", parse_shape)
+    dtype = required(fields, "X-Meshnet-Dtype", parse_dtype)
     if dtype == FLOAT32:
-        raise _fault("X-Meshnet-Dtype", dtype, "bfloat16 (hidden states) or int32 (token ids)")
+        raise fault("X-Meshnet-Dtype", dtype, "bfloat16 (hidden states) or int32 (token ids)")
     if dtype == INT32 and len(shape) > 2:
-        raise _fault("X-Meshnet-Shape", fields["x-meshnet-shape"], "BATCH,SEQ for int32 token ids")
-    _check_size(shape, dtype, limits)
-    session, index, total = _identity(fields)
+        raise fault("X-Meshnet-Shape", fields["x-meshnet-shape"], "BATCH,SEQ for int32 token ids")
+    check_size(shape, dtype, limits.max_chunk_bytes)
+    session, index, total = identity(fields)
     tokens = shape[1] if len(shape) > 1 else shape[0]
     implied = Phase.PREFILL if total > 1 or tokens > 1 else Phase.DECODE
     return ChunkHeader(
@@ -220,15 +224,15 @@ def unpack_chunk(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> Chunk
         session=session,
         chunk_index=index,
         chunk_total=total,
-        encoding=_optional(fields, "X-Meshnet-Encoding", parse_encoding),
-        position=_optional(fields, "X-Meshnet-Position", parse_count),
-        layers=_optional(fields, "X-Meshnet-Layers", parse_wire_layers),
-        phase=_optional(fields, "X-Meshnet-Phase", parse_phase) or implied,
-        want=_optional(fields, "X-Meshnet-Want", parse_want),
-        accept_encoding=_optional(fields, "X-Meshnet-Accept-Encoding", parse_encodings) or (),
-        route=_optional(fields, "X-Meshnet-Route", parse_route) or (),
-        max_tokens=_optional(fields, "X-Meshnet-Max-Tokens", parse_positive),
-        traceparent=_optional(fields, "traceparent", parse_traceparent),
+        encoding=optional(fields, "X-Meshnet-Encoding", parse_encoding),
+        position=optional(fields, "X-Meshnet-Position", parse_count),
+        layers=optional(fields, "X-Meshnet-Layers", parse_wire_layers),
+        phase=optional(fields, "X-Meshnet-Phase", parse_phase) or implied,
+        want=optional(fields, "X-Meshnet-Want", parse_want),
+        accept_encoding=optional(fields, "X-Meshnet-Accept-Encoding", parse_encodings) or (),
+        route=optional(fields, "X-Meshnet-Route", parse_route) or (),
+        max_tokens=optional(fields, "X-Meshnet-Max-Tokens", parse_positive),
+        traceparent=optional(fields, "traceparent", parse_traceparent),
     )
 
 
@@ -269,23 +273,23 @@ def unpack_answer(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> Answ
     Raises:
         WireError: as `unpack_chunk`; every dtype of the wire is accepted.
     """
-    fields = _collect(headers)
-    _check_version(fields)
-    session, index, total = _identity(fields)
-    shape = _optional(fields, "X-Meshnet-Shape", parse_shape)
+    fields = collect(headers)
+    check_version(fields)
+    session, index, total = identity(fields)
+    shape = optional(fields, "X-Meshnet-Shape", parse_shape)
     dtype = None
     if shape is not None:
-        dtype = _required(fields, "X-Meshnet-Dtype", parse_dtype)
-        _check_size(shape, dtype, limits)
+        dtype = required(fields, "X-Meshnet-Dtype", parse_dtype)
+        check_size(shape, dtype, limits.max_chunk_bytes)
     return AnswerHeader(
         shape=shape,
         dtype=dtype,
         session=session,
         chunk_index=index,
         chunk_total=total,
-        encoding=_optional(fields, "X-Meshnet-Encoding", parse_encoding),
+        encoding=optional(fields, "X-Meshnet-Encoding", parse_encoding),
         server_timing=fields.get("server-timing", ""),
-        accept_encoding=_optional(fields, "X-Meshnet-Accept-Encoding", parse_encodings) or (),
+        accept_encoding=optional(fields, "X-Meshnet-Accept-Encoding", parse_encodings) or (),
     )
 
 
@@ -318,7 +322,7 @@ def view_tensor(
     Raises:
         WireError: the body has not exactly as many bytes as shape and dtype say.
     """
-    expected = _num_bytes(shape, dtype)
+    expected = tensor_bytes(shape, dtype)
     if len(body) != expected:
         raise WireError(
             f"body has {len(body)} bytes, expected {expected}"
@@ -326,117 +330,3 @@ def view_tensor(
             field="Content-Length",
         )
     return np.frombuffer(body, dtype=numpy_dtype(dtype)).reshape(shape)
-
-
-_T = TypeVar("_T")
-
-
-def _collect(headers: Headers) -> dict[str, str]:
-    """Lower the names of the header fields that this module reads; a repeated one is refused."""
-    fields: dict[str, str] = {}
-    for name, value in headers:
-        key = name.lower()
-        if key not in _KNOWN:
-            continue
-        if key in fields:
-            raise WireError(f"{_KNOWN[key]} is given more than once", field=_KNOWN[key])
-        fields[key] = value.strip(" \t")
-    return fields
-
-
-def _required(fields: dict[str, str], name: str, parse: Callable[[str], _T]) -> _T:
-    value = _optional(fields, name, parse)
-    if value is None:
-        raise WireError(f"{name} is missing", field=name)
-    return value
-
-
-def _optional(fields: dict[str, str], name: str, parse: Callable[[str], _T]) -> _T | None:
-    text = fields.get(name.lower())
-    if text is None:
-        return None
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise _fault(name, text, str(error)) from None
-
-
-def _fault(name: str, value: str, expected: str) -> WireError:
-    shown = value if len(value) <= 80 else value[:77] + "..."
-    return WireError(f"{name}: {shown!r}; expected {expected}", field=name)
-
-
-def _check_version(fields: dict[str, str]) -> None:
-    version = fields.get("x-meshnet-wire", str(WIRE_VERSION))
-    if version != str(WIRE_VERSION):
-        raise _fault("X-Meshnet-Wire", version, f"one of the versions spoken here: {WIRE_VERSION}")
-
-
-def _check_media_type(fields: dict[str, str]) -> None:
-    media_type = fields.get("content-type", OCTET_STREAM).partition(";")[0].strip().lower()
-    if media_type == "application/json":
-        raise WireError(
-            "Content-Type: application/json; the base64 JSON body is retired, expected"
-            f" {OCTET_STREAM} with the tensor's raw bytes and X-Meshnet-* headers (proto/WIRE.md)",
-            field="Content-Type",
-        )
-    if media_type != OCTET_STREAM:
-        raise WireError(
-            f"Content-Type: {media_type!r}; expected {OCTET_STREAM}",
-            field="Content-Type",
-            code=Code.UNSUPPORTED_MEDIA_TYPE,
-        )
-
-
-def _check_size(shape: tuple[int, ...], dtype: str, limits: WireLimits) -> None:
-    num_bytes = _num_bytes(shape, dtype)
-    if num_bytes >= _IMPOSSIBLE_BYTES:
-        raise WireError(
-            f"X-Meshnet-Shape: {','.join(map(str, shape))} of {dtype} is {num_bytes} bytes;"
-            f" expected fewer than {_IMPOSSIBLE_BYTES}",
-            field="X-Meshnet-Shape",
-        )
-    if num_bytes > limits.max_chunk_bytes:
-        raise WireError(
-            f"X-Meshnet-Shape: {','.join(map(str, shape))} of {dtype} is {num_bytes} bytes;"
-            f" expected at most {limits.max_chunk_bytes} (max_chunk_bytes)",
-            field="X-Meshnet-Shape",
-            code=Code.TOO_LARGE,
-        )
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    return item_size(dtype) * math.prod(shape)
-
-
-def _identity(fields: dict[str, str]) -> tuple[SessionId, int, int]:
-    session = _required(fields, "X-Meshnet-Session", parse_session)
-    index = _required(fields, "X-Meshnet-Chunk-Index", parse_count)
-    total = _required(fields, "X-Meshnet-Chunk-Total", parse_positive)
-    if index >= total:
-        raise _fault("X-Meshnet-Chunk-Index", str(index), f"less than the total, {total}")
-    return session, index, total
-
-
-_KNOWN: Final = {
-    name.lower(): name
-    for name in (
-        "Content-Type",
-        "X-Meshnet-Wire",
-        "X-Meshnet-Shape",
-        "X-Meshnet-Dtype",
-        "X-Meshnet-Session",
-        "X-Meshnet-Chunk-Index",
-        "X-Meshnet-Chunk-Total",
-        "X-Meshnet-Encoding",
-        "X-Meshnet-Position",
-        "X-Meshnet-Layers",
-        "X-Meshnet-Phase",
-        "X-Meshnet-Want",
-        "X-Meshnet-Accept-Encoding",
-        "X-Meshnet-Route",
-        "X-Meshnet-Max-Tokens",
-        "traceparent",
-        "Server-Timing",
-    )
-}
