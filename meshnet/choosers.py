@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
-from meshnet.adaptive import Decisions, EncodingChooser
+from meshnet.adaptive import EncodingChooser
 from meshnet.compression import CompressionPolicies, CompressionResult
 from meshnet.estimates import CodecSpeeds
+from meshnet.plans import Decisions
 from meshnet.timing import parse_timings
 from meshnet.wire import AnswerHeader
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from meshnet.adaptive import EncodingChooser, Plan
+from meshnet.adaptive import EncodingChooser
 from meshnet.codec import decompress, max_body_bytes
 from meshnet.compression import CompressionResult
 from meshnet.dtypes import Body
@@ -16,6 +16,7 @@ from meshnet.errors import Code, WireError
 from meshnet.plane.chunked import ChunkedDecoder
 from meshnet.plane.http1 import AnswerHead
 from meshnet.plane.inbox import Inbox, Reading, allocate
+from meshnet.plans import Plan
 
 __all__ = [
     "check_length",

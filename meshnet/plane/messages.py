@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from meshnet.adaptive import EncodingChooser, Plan
+from meshnet.adaptive import EncodingChooser
 from meshnet.choosers import record_answer
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionResult
@@ -15,6 +15,7 @@ from meshnet.plane.bodies import compress_body, decompress_body, read_body, read
 from meshnet.plane.http1 import AnswerHead, build_request, parse_answer
 from meshnet.plane.inbox import ConnectionEndedError, Inbox, Reading, read_head
 from meshnet.plane.memo import SERVER_TIMING, HeadMemo
+from meshnet.plans import Plan
 from meshnet.problem import unpack_problem
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import (

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from meshnet.adaptive import Decisions, EncodingChooser, Plan
+from meshnet.adaptive import EncodingChooser
 from meshnet.choosers import LinkChoosers, record_answer
 from meshnet.compression import CompressionPolicies, CompressionResult
 from meshnet.estimates import CodecSpeeds, LinkSpeed, Ratio
+from meshnet.plans import Decisions, Plan
 from meshnet.sample import ends_in_repeats, predict_ratio
 from meshnet.timing import HopTiming, format_timing
 from meshnet.topology import NodeId, SessionId
