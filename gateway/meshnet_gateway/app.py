@@ -39,6 +39,7 @@ class GatewaySettings:
         control: settings of that one.
         pipeline: how prompts are cut and how long a chunk may take.
         recovery: what a session does when its route breaks.
+        region: where the gateway is, for the choice of routes; empty for none.
         grace_s: seconds that answers in progress get when the gateway closes.
     """
 
@@ -48,6 +49,7 @@ class GatewaySettings:
     control: ControlSettings = field(default_factory=ControlSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
+    region: str = ""
     grace_s: float = 30.0
 
 
@@ -94,7 +96,7 @@ class Gateway:
         self._lost = LostNodes(self._control)
         self._lost.start()
         self._pipelines = RecoveringPipelines(
-            RouteSelector(self._control),
+            RouteSelector(self._control, self.settings.region),
             self._plane,
             self._lost,
             self.settings.pipeline,

@@ -41,6 +41,7 @@ def gateway(
     control_grpc_listen: Annotated[
         str, typer.Option(help="HOST:PORT of the inside control plane's gRPC face.")
     ] = "127.0.0.1:7071",
+    region: Annotated[str, typer.Option(help="Region of the gateway, as eu-central.")] = "",
     window: Annotated[
         int | None,
         typer.Option(
@@ -86,6 +87,7 @@ def gateway(
             grpc_port=grpc_port,
             lease_ttl_s=lease_ttl,
         ),
+        region=region,
         recovery=RecoverySettings(mode=recovery, spare_wait_s=spare_wait),
         pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens, window=window),
     )

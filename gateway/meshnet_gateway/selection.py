@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from meshnet.codec import ENCODINGS
 from meshnet.control.client import ControlClient, to_hops
 from meshnet.errors import Code, MeshError
 from meshnet.topology import NodeId, Route
@@ -32,10 +33,16 @@ class SelectedRoute:
 
 
 class RouteSelector:
-    """Selects routes for one gateway."""
+    """Selects routes for one gateway.
 
-    def __init__(self, control: ControlClient) -> None:
+    Args:
+        control: asked.
+        region: of the gateway, for the way to the first hop; empty for none.
+    """
+
+    def __init__(self, control: ControlClient, region: str = "") -> None:
         self._control = control
+        self._region = region
 
     async def select(self, model: str, *, max_tokens: int) -> SelectedRoute:
         """Select a route for a new session.
@@ -93,6 +100,8 @@ class RouteSelector:
             f"models/{model}",
             exclude=exclude,
             prefer=prefer,
+            region=self._region,
+            encodings=ENCODINGS,
             wire_versions=(WIRE_VERSION,),
             expected_tokens=max_tokens,
         )

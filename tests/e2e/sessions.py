@@ -19,9 +19,10 @@ KILL_AFTER = 5
 
 @dataclass
 class Mesh:
-    """A gateway and float32 nodes, each of which can be ended alone."""
+    """A gateway and nodes, each of which can be ended alone."""
 
     model: str
+    dtype: str
     stack: ExitStack
     gateway: Running
     facts: dict
@@ -32,7 +33,7 @@ class Mesh:
             running(
                 *("node", "--id", name, "--model", self.model, "--layers", layers),
                 *("--listen", "127.0.0.1:0", "--control", self.facts["control"]),
-                *("--dtype", "float32", "--threads", "1"),
+                *("--dtype", self.dtype, "--threads", "1"),
             )
         )
         self.nodes[name] = node
@@ -71,7 +72,7 @@ class Mesh:
 
 
 @contextlib.contextmanager
-def mesh(smollm2, *gateway_options: str) -> Iterator[Mesh]:
+def mesh(smollm2, *gateway_options: str, dtype: str = "float32") -> Iterator[Mesh]:
     with ExitStack() as stack:
         gateway = stack.enter_context(
             running(
@@ -80,7 +81,7 @@ def mesh(smollm2, *gateway_options: str) -> Iterator[Mesh]:
                 *("--lease-ttl", "3", *gateway_options),
             )
         )
-        made = Mesh(str(smollm2), stack, gateway, gateway.event("listening"))
+        made = Mesh(str(smollm2), dtype, stack, gateway, gateway.event("listening"))
         for name, layers in LAYERS.items():
             made.start(name, layers)
         for node in made.nodes.values():

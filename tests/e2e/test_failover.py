@@ -26,6 +26,14 @@ def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
 
 
 @pytest.mark.timeout(600)
+def test_an_exact_recovery_gives_the_same_text_in_bfloat16(smollm2):
+    with mesh(smollm2, "--recovery", "exact", dtype="bfloat16") as made:
+        made.start("spare", LAYERS["last"]).event("ready")
+        undisturbed = made.ask().choices[0].message.content
+        assert made.stream_and(made.on_route(2).process.kill) == undisturbed
+
+
+@pytest.mark.timeout(600)
 def test_s1_without_a_spare_the_stream_ends_with_an_error_and_never_with_a_stop(smollm2):
     with mesh(smollm2, "--spare-wait", "2") as made:
         with pytest.raises(openai.APIError) as caught:
