@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16meshnet/v1/types.proto\x12\nmeshnet.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\":\n\nLayerRange\x12\x14\n\x05start\x18\x01 \x01(\rR\x05start\x12\x16\n\x03\x65nd\x18\x02 \x01(\rB\x04\xe2\x41\x01\x02R\x03\x65nd\"\xe0\x01\n\x05Shard\x12\x1a\n\x05model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x05model\x12\'\n\x0cmodel_digest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02R\x0bmodelDigest\x12\x34\n\x06layers\x18\x03 \x01(\x0b\x32\x16.meshnet.v1.LayerRangeB\x04\xe2\x41\x01\x02R\x06layers\x12%\n\x0blayer_count\x18\x04 \x01(\rB\x04\xe2\x41\x01\x02R\nlayerCount\x12\x1c\n\tembedding\x18\x05 \x01(\x08R\tembedding\x12\x17\n\x07lm_head\x18\x06 \x01(\x08R\x06lmHead\"m\n\x0bWireProfile\x12\x1a\n\x08versions\x18\x01 \x03(\rR\x08versions\x12\x1c\n\tencodings\x18\x02 \x03(\tR\tencodings\x12$\n\x0emax_body_bytes\x18\x03 \x01(\x04R\x0cmaxBodyBytes\"\"\n\x08\x45ndpoint\x12\x16\n\x03uri\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x03uri\"6\n\x08Location\x12\x16\n\x06region\x18\x01 \x01(\tR\x06region\x12\x12\n\x04zone\x18\x02 \x01(\tR\x04zone\"\xfa\x03\n\tLoadStats\x12\x1f\n\x0bqueue_depth\x18\x01 \x01(\rR\nqueueDepth\x12\'\n\x0f\x61\x63tive_sessions\x18\x02 \x01(\rR\x0e\x61\x63tiveSessions\x12\x39\n\x19prefill_tokens_per_second\x18\x03 \x01(\x01R\x16prefillTokensPerSecond\x12\x37\n\x18\x64\x65\x63ode_tokens_per_second\x18\x04 \x01(\x01R\x15\x64\x65\x63odeTokensPerSecond\x12\x37\n\x18kv_cache_capacity_tokens\x18\x05 \x01(\x04R\x15kvCacheCapacityTokens\x12/\n\x14kv_cache_used_tokens\x18\x06 \x01(\x04R\x11kvCacheUsedTokens\x12*\n\x11\x66ree_memory_bytes\x18\x07 \x01(\x04R\x0f\x66reeMemoryBytes\x12=\n\x0cobserve_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0bobserveTime\x12-\n\x12layer_microseconds\x18\t \x01(\rR\x11layerMicroseconds\x12+\n\x05links\x18\n \x03(\x0b\x32\x15.meshnet.v1.LinkStatsR\x05links\"\x8d\x01\n\tLinkStats\x12\x18\n\x04node\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04node\x12<\n\x17round_trip_microseconds\x18\x02 \x01(\rB\x04\xe2\x41\x01\x02R\x15roundTripMicroseconds\x12(\n\x10\x62ytes_per_second\x18\x03 \x01(\x04R\x0e\x62ytesPerSecond\"\xab\x01\n\x05Lease\x12\x1f\n\x08lease_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x03R\x07leaseId\x12\x31\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x03R\x03ttl\x12N\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x03R\x11heartbeatInterval*U\n\nRouteClass\x12\x1b\n\x17ROUTE_CLASS_UNSPECIFIED\x10\x00\x12\x13\n\x0fROUTE_CLASS_LAN\x10\x01\x12\x15\n\x11ROUTE_CLASS_RELAY\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16meshnet/v1/types.proto\x12\nmeshnet.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\":\n\nLayerRange\x12\x14\n\x05start\x18\x01 \x01(\rR\x05start\x12\x16\n\x03\x65nd\x18\x02 \x01(\rB\x04\xe2\x41\x01\x02R\x03\x65nd\"\xe0\x01\n\x05Shard\x12\x1a\n\x05model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x05model\x12\'\n\x0cmodel_digest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02R\x0bmodelDigest\x12\x34\n\x06layers\x18\x03 \x01(\x0b\x32\x16.meshnet.v1.LayerRangeB\x04\xe2\x41\x01\x02R\x06layers\x12%\n\x0blayer_count\x18\x04 \x01(\rB\x04\xe2\x41\x01\x02R\nlayerCount\x12\x1c\n\tembedding\x18\x05 \x01(\x08R\tembedding\x12\x17\n\x07lm_head\x18\x06 \x01(\x08R\x06lmHead\"m\n\x0bWireProfile\x12\x1a\n\x08versions\x18\x01 \x03(\rR\x08versions\x12\x1c\n\tencodings\x18\x02 \x03(\tR\tencodings\x12$\n\x0emax_body_bytes\x18\x03 \x01(\x04R\x0cmaxBodyBytes\"\"\n\x08\x45ndpoint\x12\x16\n\x03uri\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x03uri\"6\n\x08Location\x12\x16\n\x06region\x18\x01 \x01(\tR\x06region\x12\x12\n\x04zone\x18\x02 \x01(\tR\x04zone\"\xb4\x03\n\tLoadStats\x12\x1f\n\x0bqueue_depth\x18\x01 \x01(\rR\nqueueDepth\x12\'\n\x0f\x61\x63tive_sessions\x18\x02 \x01(\rR\x0e\x61\x63tiveSessions\x12\x37\n\x18kv_cache_capacity_tokens\x18\x05 \x01(\x04R\x15kvCacheCapacityTokens\x12/\n\x14kv_cache_used_tokens\x18\x06 \x01(\x04R\x11kvCacheUsedTokens\x12=\n\x0cobserve_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0bobserveTime\x12-\n\x12layer_microseconds\x18\t \x01(\rR\x11layerMicroseconds\x12+\n\x05links\x18\n \x03(\x0b\x32\x15.meshnet.v1.LinkStatsR\x05linksJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05J\x04\x08\x07\x10\x08R\x19prefill_tokens_per_secondR\x18\x64\x65\x63ode_tokens_per_secondR\x11\x66ree_memory_bytes\"\x8d\x01\n\tLinkStats\x12\x18\n\x04node\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04node\x12<\n\x17round_trip_microseconds\x18\x02 \x01(\rB\x04\xe2\x41\x01\x02R\x15roundTripMicroseconds\x12(\n\x10\x62ytes_per_second\x18\x03 \x01(\x04R\x0e\x62ytesPerSecond\"\xab\x01\n\x05Lease\x12\x1f\n\x08lease_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x03R\x07leaseId\x12\x31\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x03R\x03ttl\x12N\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x03R\x11heartbeatInterval*U\n\nRouteClass\x12\x1b\n\x17ROUTE_CLASS_UNSPECIFIED\x10\x00\x12\x13\n\x0fROUTE_CLASS_LAN\x10\x01\x12\x15\n\x11ROUTE_CLASS_RELAY\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,8 +56,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASE'].fields_by_name['ttl']._serialized_options = b'\342A\001\003'
   _globals['_LEASE'].fields_by_name['heartbeat_interval']._loaded_options = None
   _globals['_LEASE'].fields_by_name['heartbeat_interval']._serialized_options = b'\342A\001\003'
-  _globals['_ROUTECLASS']._serialized_start=1453
-  _globals['_ROUTECLASS']._serialized_end=1538
+  _globals['_ROUTECLASS']._serialized_start=1383
+  _globals['_ROUTECLASS']._serialized_end=1468
   _globals['_LAYERRANGE']._serialized_start=136
   _globals['_LAYERRANGE']._serialized_end=194
   _globals['_SHARD']._serialized_start=197
@@ -69,9 +69,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOCATION']._serialized_start=570
   _globals['_LOCATION']._serialized_end=624
   _globals['_LOADSTATS']._serialized_start=627
-  _globals['_LOADSTATS']._serialized_end=1133
-  _globals['_LINKSTATS']._serialized_start=1136
-  _globals['_LINKSTATS']._serialized_end=1277
-  _globals['_LEASE']._serialized_start=1280
-  _globals['_LEASE']._serialized_end=1451
+  _globals['_LOADSTATS']._serialized_end=1063
+  _globals['_LINKSTATS']._serialized_start=1066
+  _globals['_LINKSTATS']._serialized_end=1207
+  _globals['_LEASE']._serialized_start=1210
+  _globals['_LEASE']._serialized_end=1381
 # @@protoc_insertion_point(module_scope)

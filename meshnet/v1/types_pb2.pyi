@@ -70,28 +70,22 @@ class Location(_message.Message):
     def __init__(self, region: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class LoadStats(_message.Message):
-    __slots__ = ("queue_depth", "active_sessions", "prefill_tokens_per_second", "decode_tokens_per_second", "kv_cache_capacity_tokens", "kv_cache_used_tokens", "free_memory_bytes", "observe_time", "layer_microseconds", "links")
+    __slots__ = ("queue_depth", "active_sessions", "kv_cache_capacity_tokens", "kv_cache_used_tokens", "observe_time", "layer_microseconds", "links")
     QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    DECODE_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     OBSERVE_TIME_FIELD_NUMBER: _ClassVar[int]
     LAYER_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     queue_depth: int
     active_sessions: int
-    prefill_tokens_per_second: float
-    decode_tokens_per_second: float
     kv_cache_capacity_tokens: int
     kv_cache_used_tokens: int
-    free_memory_bytes: int
     observe_time: _timestamp_pb2.Timestamp
     layer_microseconds: int
     links: _containers.RepeatedCompositeFieldContainer[LinkStats]
-    def __init__(self, queue_depth: _Optional[int] = ..., active_sessions: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ..., kv_cache_capacity_tokens: _Optional[int] = ..., kv_cache_used_tokens: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., layer_microseconds: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStats, _Mapping]]] = ...) -> None: ...
+    def __init__(self, queue_depth: _Optional[int] = ..., active_sessions: _Optional[int] = ..., kv_cache_capacity_tokens: _Optional[int] = ..., kv_cache_used_tokens: _Optional[int] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., layer_microseconds: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStats, _Mapping]]] = ...) -> None: ...
 
 class LinkStats(_message.Message):
     __slots__ = ("node", "round_trip_microseconds", "bytes_per_second")
