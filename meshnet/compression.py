@@ -75,10 +75,6 @@ class CompressionPolicy:
     enabled: bool = True
     encoding: str = AUTO
 
-    def tries(self, num_bytes: int) -> bool:
-        """Tell whether a body of `num_bytes` bytes is compressed at all, to see what it saves."""
-        return self.enabled and num_bytes >= self.min_input_bytes
-
 
 @dataclass(frozen=True)
 class CompressionResult:

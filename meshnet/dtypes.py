@@ -75,3 +75,6 @@ def require_little_endian() -> None:
     """
     if sys.byteorder != "little":
         raise RuntimeError("meshnet needs a little-endian machine: the wire is little-endian")
+
+
+require_little_endian()

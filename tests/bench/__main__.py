@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshnet.cli.bench.commands import measure
+from meshnet.cli.bench.report import Report, Run, describe_machine
 from meshnet.cli.bench.wire import measure_wire
 from meshnet.cli.bench.wire_cases import WirePlan
 from meshnet.cli.bench.wire_plot import plot_wire
@@ -17,7 +18,7 @@ from meshnet.model_dir import read_model_dir
 from meshnet_gateway.bench_pipeline import DEFAULT_PREFILLS, measure_pipeline
 from meshnet_gateway.cli_bench import plot_pipeline
 from tests.bench import adaptive, codec, routes, transcoding
-from tests.bench.report import Report, Run, describe_machine, print_reports, print_reports_json
+from tests.bench.report import print_reports, print_reports_json
 
 BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
     "wire": lambda run: measure_wire(WirePlan(), run),

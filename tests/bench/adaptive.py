@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.bench.report import Report, Run, Table
+from meshnet.cli.bench.report import Report, Run, Table
 from tests.bench.shaped import CONTENDERS
 
 _WIDTHS = (576, 4096)

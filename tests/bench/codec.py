@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from meshnet.cli.bench.measure import Series, interleave, median_of
+from meshnet.cli.bench.report import Report, Run, Table
 from meshnet.codec import compress, decompress
 from meshnet.dtypes import view_bytes
-from tests.bench.measure import Series, interleave, median_of
-from tests.bench.report import Report, Run, Table
 
 ACTIVATIONS = Path(__file__).parents[1] / "vectors" / "activations"
 _ENCODING = "zstd"

@@ -1,20 +1,13 @@
-"""Reports, as `meshnet bench` has them, and how several are printed."""
+"""How the reports of several benchmarks are printed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from meshnet.cli.bench.report import (
-    Report,
-    Run,
-    Table,
-    describe_machine,
-    show_report,
-    wide_console,
-)
+from meshnet.cli.bench.report import Report, show_report, wide_console
 from meshnet.cli.output import print_json
 
-__all__ = ["Report", "Run", "Table", "describe_machine", "print_reports", "print_reports_json"]
+__all__ = ["print_reports", "print_reports_json"]
 
 
 def print_reports(reports: dict[str, Report], machine: dict[str, Any]) -> None:

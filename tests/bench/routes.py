@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from meshnet.candidate import Candidate, Link, RouteQuery
+from meshnet.cli.bench.measure import Series
+from meshnet.cli.bench.report import Report, Run, Table
 from meshnet.routing import RouteTable
 from meshnet.topology import LayerRange, NodeId
-from tests.bench.measure import Series
-from tests.bench.report import Report, Run, Table
 
 NUM_LAYERS = 120
 SIZES = (100, 300, 1_000, 3_000, 10_000)

@@ -22,10 +22,10 @@ from typing import Final
 import numpy as np
 
 from meshnet.adaptive import EncodingChooser
+from meshnet.cli.bench.measure import median_of
 from meshnet.codec import ENCODINGS, decompress
 from meshnet.compression import CompressionPolicies, CompressionResult
 from tests.bench.codec import ACTIVATIONS, widen_channels
-from tests.bench.measure import median_of
 
 CONTENDERS: Final = ("raw", *ENCODINGS, "adaptive")
 _HEAD: Final = struct.Struct("<BIII")  # encoding, bytes of the tensor, width, bytes of the body

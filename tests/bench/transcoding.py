@@ -11,10 +11,10 @@ import aiohttp
 import grpc
 import yarl
 
-from tests.bench.measure import Block, interleave
+from meshnet.cli.bench.measure import Block, interleave
+from meshnet.cli.bench.report import Report, Run, Table
 from tests.bench.oracle import load
 from tests.bench.processes import servers
-from tests.bench.report import Report, Run, Table
 
 NUM_REQUESTS = 200
 CALLS = {

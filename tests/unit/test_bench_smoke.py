@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from meshnet.cli.bench.measure import Series, interleave
 from tests.bench import routes
 from tests.bench.codec import break_even_bits_per_s
-from tests.bench.measure import Series, interleave
 
 
 def test_ratios_are_of_the_same_round():
