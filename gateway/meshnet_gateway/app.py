@@ -157,13 +157,17 @@ class Gateway:
         )
 
     async def _coverage_problem(self, model: str) -> str | None:
+        """Say what keeps a model from being served; selects no route, which would count as one."""
         if self._control is None:
             return "starting"
         try:
             async with asyncio.timeout(5.0):
-                await self._control.select_route(f"models/{model}")
+                found = await self._control.get_model(f"models/{model}")
         except MeshError as error:
             return error.message
         except TimeoutError:
             return "the control plane does not answer"
+        if found.uncovered:
+            layers = ", ".join(f"{layers.start}-{layers.end}" for layers in found.uncovered)
+            return f"no ready node has layers {layers}"
         return None

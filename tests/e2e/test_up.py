@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import urllib.request
 from collections.abc import Iterator
 
 import openai
@@ -91,6 +93,12 @@ def test_operators_see_the_mesh(up):
     models = meshnet_json("models", *where)["models"]
     assert models[0]["layerCount"] == 30
     assert meshnet_json("models", "--control", facts["control_http"])["models"] == models
+
+
+def test_the_gateway_is_healthy_when_every_layer_is_covered(up):
+    with urllib.request.urlopen(up[1]["http"] + "/healthz") as answer:
+        health = json.load(answer)
+    assert health == {"status": "ready", "models": [up[1]["model"]], "uncovered": {}}
 
 
 def test_tables_are_for_people(up):
