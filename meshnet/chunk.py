@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -24,8 +23,7 @@ from meshnet.wire import (
 __all__ = ["Answer", "Chunk", "read_answer", "read_chunk"]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """One request: a tensor of consecutive token positions.
 
     Attributes:
@@ -41,8 +39,7 @@ class Chunk:
     codec_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One answer.
 
     Attributes:

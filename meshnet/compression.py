@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from meshnet.codec import ENCODINGS, compress, decompress_within
 from meshnet.dtypes import Body
@@ -76,8 +76,7 @@ class CompressionPolicy:
     encoding: str = AUTO
 
 
-@dataclass(frozen=True)
-class CompressionResult:
+class CompressionResult(NamedTuple):
     """A body as it goes on, and what was decided about it.
 
     Attributes:

@@ -61,10 +61,13 @@ def view_bytes(tensor: npt.NDArray[Any]) -> memoryview:
     A C-contiguous little-endian tensor is viewed without a copy and kept alive by the view;
     one that is strided, transposed or big-endian is copied into that order.
     """
-    ordered = np.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("<"))
+    if not tensor.flags.c_contiguous or tensor.dtype.byteorder == ">" or not tensor.size:
+        tensor = np.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("<"))
+    if tensor.ndim != 1:
+        tensor = tensor.reshape(-1)
     # Through uint8: bfloat16 has no format in the buffer protocol, so numpy refuses to
     # export such an array itself.
-    return ordered.reshape(-1).view(np.uint8).data
+    return tensor.view(np.uint8).data
 
 
 def require_little_endian() -> None:

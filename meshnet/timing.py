@@ -7,15 +7,14 @@ reads one entry per hop in the order of the route. Source: proto/WIRE.md, Answer
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshnet.topology import NodeId
 
 __all__ = ["HopTiming", "format_timing", "parse_timings"]
 
 
-@dataclass(frozen=True, slots=True)
-class HopTiming:
+class HopTiming(NamedTuple):
     """One hop's share of a chunk's time, in milliseconds, and of its bytes.
 
     Attributes:
@@ -51,17 +50,12 @@ _HOP_FORMAT = "hop;desc=%s;dur=%.3f;queue=%.3f;compute=%.3f;codec=%.3f;next=%.3f
 
 def format_timing(timing: HopTiming, after: str = "") -> str:
     """Write one hop's metric, followed by the Server-Timing value of the hop after it."""
-    # A difference of clock readings may come out just below 0.
-    own = _HOP_FORMAT % (
-        timing.node,
-        max(0.0, timing.total_ms),
-        max(0.0, timing.queue_ms),
-        max(0.0, timing.compute_ms),
-        max(0.0, timing.codec_ms),
-        max(0.0, timing.next_ms),
-        timing.in_bytes,
-        timing.out_bytes,
-    )
+    node, queue, compute, codec, after_ms, total, in_bytes, out_bytes = timing
+    if min(queue, compute, codec, after_ms, total) < 0:
+        # A difference of clock readings may come out just below 0.
+        queue, compute, codec = max(0.0, queue), max(0.0, compute), max(0.0, codec)
+        after_ms, total = max(0.0, after_ms), max(0.0, total)
+    own = _HOP_FORMAT % (node, total, queue, compute, codec, after_ms, in_bytes, out_bytes)
     return f"{own}, {after}" if after else own
 
 

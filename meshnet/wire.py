@@ -7,8 +7,7 @@ Source: proto/WIRE.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import fields as fields_of
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -77,9 +76,11 @@ class WireLimits:
 DEFAULT_LIMITS: Final = WireLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkHeader:
+class ChunkHeader(NamedTuple):
     """Everything that a request's header says of its chunk.
+
+    A named tuple, as all is that is made anew for each chunk: a third of a frozen dataclass's
+    time to make, and compared without a line of Python.
 
     Attributes:
         shape: dimensions, row-major; ``[batch, seq, hidden]`` for hidden states,
@@ -130,23 +131,22 @@ class ChunkHeader:
         return self.shape[-1] if self.dtype == BFLOAT16 else None
 
     def at(self, position: int | None) -> ChunkHeader:
-        """Give the same header at another position; a third of the time of `replace`."""
-        moved = object.__new__(ChunkHeader)
-        for get, put in _CHUNK_SLOTS:
-            put(moved, get(self))
-        _PUT_POSITION(moved, position)
-        return moved
+        """Give the same header at another position; a third of the time of `_replace`."""
+        fields = (*self[:_POSITION], position, *self[_POSITION + 1 :])
+        return tuple.__new__(ChunkHeader, fields)
+
+    def repeats(self, other: ChunkHeader) -> bool:
+        """Tell whether this is `other`, but for the position."""
+        return (
+            self[:_POSITION] == other[:_POSITION]
+            and self[_POSITION + 1 :] == other[_POSITION + 1 :]
+        )
 
 
-_CHUNK_SLOTS: Final = tuple(
-    (slot.__get__, slot.__set__)
-    for slot in (vars(ChunkHeader)[field.name] for field in fields_of(ChunkHeader))
-)
-_PUT_POSITION: Final = vars(ChunkHeader)["position"].__set__
+_POSITION: Final = ChunkHeader._fields.index("position")
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHeader:
+class AnswerHeader(NamedTuple):
     """Everything that an answer's header says.
 
     Attributes:
@@ -182,17 +182,11 @@ class AnswerHeader:
         return self.shape[-1] if self.shape is not None and self.dtype == BFLOAT16 else None
 
     def timed(self, server_timing: str) -> AnswerHeader:
-        """Give the same header with another Server-Timing; faster than `replace`."""
-        return AnswerHeader(
-            self.shape,
-            self.dtype,
-            self.session,
-            self.chunk_index,
-            self.chunk_total,
-            self.encoding,
-            server_timing,
-            self.accept_encoding,
-        )
+        """Give the same header with another Server-Timing; faster than `_replace`."""
+        return tuple.__new__(AnswerHeader, (*self[:_TIMING], server_timing, *self[_TIMING + 1 :]))
+
+
+_TIMING: Final = AnswerHeader._fields.index("server_timing")
 
 
 def unpack_chunk(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> ChunkHeader:
@@ -329,4 +323,4 @@ def view_tensor(
             f" for shape {','.join(map(str, shape))} of {dtype}",
             field="Content-Length",
         )
-    return np.frombuffer(body, dtype=numpy_dtype(dtype)).reshape(shape)
+    return np.ndarray(shape, numpy_dtype(dtype), body)

@@ -257,7 +257,7 @@ class Exchange:
     def _pack(self, answer: Answer, asked: ChunkHeader) -> Reply:
         header, tensor = answer.header, answer.tensor
         if tensor is None:
-            return Reply(204, [], None, replace(header, shape=None, encoding=None))
+            return Reply(204, [], None, header._replace(shape=None, encoding=None))
         if tensor.nbytes != header.num_bytes:
             logger.error("answer of %d bytes for a header of %s", tensor.nbytes, header)
             raise MeshError(Code.INTERNAL, "the node made an answer unlike its own header")
@@ -271,7 +271,7 @@ class Exchange:
             sent = compress_body(body, plan, chooser)
             body, encoding = sent.body, sent.encoding
         if encoding != header.encoding:
-            header = replace(header, encoding=encoding)
+            header = header._replace(encoding=encoding)
         return Reply(200, [], body, header)
 
 

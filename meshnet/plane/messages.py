@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from meshnet.adaptive import EncodingChooser
 from meshnet.choosers import record_answer
@@ -48,8 +48,7 @@ _MAX_PROBLEM_BYTES: Final = 64 * 1024
 _MAX_INTERIM: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """An answer to a chunk, its body not decoded yet.
 
     Attributes:
@@ -84,7 +83,7 @@ class Received:
         if header is None:
             raise TypeError("an error was answered")
         if body is None or header.shape is None or header.dtype is None:
-            return Answer(replace(header, shape=None, dtype=None), None, sent_bytes=sent_bytes)
+            return Answer(header._replace(shape=None, dtype=None), None, sent_bytes=sent_bytes)
         raw, codec_s = decompress_body(header.encoding, body, header.num_bytes, header.width)
         tensor = view_tensor(raw, header.shape, header.dtype)
         return Answer(header, tensor, len(body), codec_s, sent_bytes)
@@ -194,7 +193,7 @@ def pack_request(
     """Write a chunk's request: its head, and its tensor's bytes encoded as planned."""
     sent = compress_body(raw, plan, chooser)
     if sent.encoding != header.encoding:
-        header = replace(header, encoding=sent.encoding)
+        header = header._replace(encoding=sent.encoding)
     head = build_request("POST", "/forward", address, pack_chunk(header), sent.output_bytes)
     return head, sent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Final
 
@@ -68,7 +68,7 @@ class ReplyHeads:
         )
         begun = self._known.get(key)
         if begun is None:
-            lasting = replace(answer, server_timing="", accept_encoding=ENCODINGS)
+            lasting = answer._replace(server_timing="", accept_encoding=ENCODINGS)
             fields = [("Date", date(now)), *pack_answer(lasting)]
             begun = build_answer(reply.status, fields, length, close=close)[:-2]
             if len(self._known) >= _MAX_KNOWN:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy.typing as npt
@@ -171,8 +170,7 @@ class Stage:
         hop: Hop = header.route[0]
         if output is None:
             raise NextHopError(f"no output for node {hop.node}", failed_node=self.node)
-        onward = replace(
-            header,
+        onward = header._replace(
             shape=output.shape,
             dtype=BFLOAT16,
             encoding=None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from meshnet.topology import NodeId
 from meshnet_gateway.timings import CompletionTimings, PhaseTimings
 from tests.gateway.fakes import hop_timings
@@ -14,8 +12,8 @@ FIRST, SECOND = hop_timings()
 def test_means_are_over_the_steps_of_each_hop() -> None:
     phase = PhaseTimings()
     phase.add(1, 13.0, (FIRST, SECOND))
-    spare = replace(SECOND, node=NodeId("c"), compute_ms=10.0, total_ms=6.0)
-    phase.add(1, 20.0, (replace(FIRST, compute_ms=5.0), spare))
+    spare = SECOND._replace(node=NodeId("c"), compute_ms=10.0, total_ms=6.0)
+    phase.add(1, 20.0, (FIRST._replace(compute_ms=5.0), spare))
     described = phase.describe()
     assert (described["steps"], described["tokens"], described["wall_ms"]) == (2, 2, 33.0)
     hops = {hop["node"]: hop for hop in described["hops"]}

@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -411,7 +410,7 @@ async def test_a_kept_connection_that_the_node_closed_is_not_used() -> None:
 async def test_one_retry_where_a_kept_connection_ends_without_an_answer(
     abrupt: bool, position: int | None
 ) -> None:
-    header = replace(HEADER, position=position)
+    header = HEADER._replace(position=position)
     requests: list[str] = []
     first = True
 
