@@ -55,7 +55,10 @@ def gateway(
         Recovery, typer.Option(help="How a session whose node failed is fed to the next route.")
     ] = Recovery.FAST,
     spare_wait: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that such a session waits for other nodes.")
+        float,
+        typer.Option(
+            min=0.0, help="Seconds that a session, new or broken, waits for nodes with its layers."
+        ),
     ] = RecoverySettings().spare_wait_s,
     lease_ttl: Annotated[
         float, typer.Option(min=0.5, max=3600, help="Seconds that a node may be silent.")

@@ -105,12 +105,14 @@ class RecoveringPipelines:
         self.recovery = recovery
 
     async def open(self, model: str, *, max_tokens: int) -> RecoveringPipeline:
-        """Select a route for `model` and begin a session on it.
+        """Select a route for `model` and begin a session on it; waits as `select` does.
 
         Raises:
-            RouteError: the model is unknown, or layers are uncovered.
+            RouteError: the model is unknown, or its layers stay uncovered.
         """
-        route = await self.selector.select(model, max_tokens=max_tokens)
+        route = await self.selector.select(
+            model, max_tokens=max_tokens, wait_s=self.recovery.spare_wait_s
+        )
         self.counts.opened += 1
         return RecoveringPipeline(self, model, max_tokens, route)
 

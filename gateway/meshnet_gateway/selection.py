@@ -10,7 +10,7 @@ from typing import Final
 
 from meshnet.codec import ENCODINGS
 from meshnet.control.client import ControlClient, to_hops
-from meshnet.errors import Code, MeshError
+from meshnet.errors import Code, MeshError, RouteError
 from meshnet.topology import NodeId, Route
 from meshnet.wire import WIRE_VERSION
 
@@ -43,14 +43,37 @@ class RouteSelector:
     def __init__(self, control: ControlClient, region: str = "") -> None:
         self._control = control
         self._region = region
+        self._served: set[str] = set()
 
-    async def select(self, model: str, *, max_tokens: int) -> SelectedRoute:
-        """Select a route for a new session.
+    async def select(self, model: str, *, max_tokens: int, wait_s: float = 0.0) -> SelectedRoute:
+        """Select a route for a new session; waits while a known model's layers are uncovered.
+
+        A model is known when it was served before, or when nodes have registered for it:
+        they load, or start again.
+
+        Args:
+            model: name in the mesh.
+            max_tokens: that the session will need.
+            wait_s: seconds to wait for the layers to be covered.
 
         Raises:
-            RouteError: the model is unknown, or layers are uncovered.
+            RouteError: NOT_FOUND, no node has served the model; UNAVAILABLE, its layers
+                stayed uncovered.
+            MeshError: the control plane did not answer.
         """
-        return await self._select(model, max_tokens, {}, {})
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                route = await self._select(model, max_tokens, {}, {})
+            except MeshError as error:
+                if not await self._may_pass(model, error):
+                    raise
+                if time.monotonic() + _RETRY_S > deadline:
+                    raise _uncovered(model, error) from error
+            else:
+                self._served.add(model)
+                return route
+            await asyncio.sleep(_RETRY_S)
 
     async def replace(
         self,
@@ -85,9 +108,21 @@ class RouteSelector:
                     if all(route.incarnations.get(node) != was for node, was in failed.items()):
                         return route
                     reason = MeshError(Code.UNAVAILABLE, f"no node but {', '.join(failed)} is left")
-            if reason.code is Code.NOT_FOUND or time.monotonic() + _RETRY_S > deadline:
-                raise reason
+            if time.monotonic() + _RETRY_S > deadline:
+                raise _uncovered(model, reason)
             await asyncio.sleep(_RETRY_S)
+
+    async def _may_pass(self, model: str, error: MeshError) -> bool:
+        """Tell whether waiting may help against what kept a new session from its route."""
+        if error.reason != "LAYERS_UNCOVERED":
+            is_away = error.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+            return is_away and model in self._served
+        try:
+            found = await self._control.get_model(f"models/{model}")
+        except MeshError:
+            return model in self._served
+        # Layers that are covered, but not for this session, lack room: waiting would queue it.
+        return bool(found.uncovered)
 
     async def _select(
         self,
@@ -110,3 +145,16 @@ class RouteSelector:
             hop.node: chosen.incarnation for hop, chosen in zip(hops, route.hops, strict=True)
         }
         return SelectedRoute(hops, incarnations)
+
+
+def _uncovered(model: str, error: MeshError) -> MeshError:
+    """Give the error of a model that is known but whose nodes have all left."""
+    if error.code is not Code.NOT_FOUND:
+        return error
+    return RouteError(
+        Code.UNAVAILABLE,
+        f"no node serves {model!r} now",
+        field="model",
+        reason="LAYERS_UNCOVERED",
+        retry_after_s=1.0,
+    )
