@@ -160,6 +160,8 @@ _KNOWN: Final = {
         "X-Meshnet-Accept-Encoding",
         "X-Meshnet-Route",
         "X-Meshnet-Max-Tokens",
+        "X-Meshnet-Kv",
+        "X-Meshnet-Digest",
         "traceparent",
         "Server-Timing",
     )

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from meshnet.grammar import Want
+from meshnet.kv import KvLayout
 from meshnet.topology import LayerRange
 
 __all__ = ["Cache", "ShardBackend", "ShardSpec"]
@@ -59,6 +60,37 @@ class Cache(Protocol):
         """
         ...
 
+    @property
+    def layers(self) -> LayerRange | None:
+        """Layers whose keys and values are held; None while there are no tokens."""
+        ...
+
+    def view_kv(self, layers: LayerRange, tokens: int) -> list[memoryview]:
+        """View the first `tokens` tokens of `layers`, in the order of the wire, uncopied.
+
+        Args:
+            layers: some of `Cache.layers`.
+            tokens: 1 to the cache's length.
+
+        Returns:
+            Bytes as `ShardBackend.kv` describes them. They hold until the cache is next
+            computed with or truncated.
+        """
+        ...
+
+    def make_room(self, layers: LayerRange, kv: KvLayout, tokens: int) -> list[memoryview]:
+        """Let an empty cache hold `tokens` tokens of `layers`, whatever their bytes are.
+
+        Args:
+            layers: some of those of the shard.
+            kv: what `ShardBackend.kv` says of them.
+            tokens: at least 1.
+
+        Returns:
+            The memory to fill with what another cache's `view_kv` gave, in its order.
+        """
+        ...
+
 
 class ShardBackend(Protocol):
     """Runs a shard. One `forward` runs at a time; `open_cache` may be called meanwhile."""
@@ -73,6 +105,16 @@ class ShardBackend(Protocol):
         """Whether a pool of threads is kept for each thread that computes, as OpenMP does.
 
         Such a backend is given one thread; others compute on the threads that bring chunks.
+        """
+        ...
+
+    @property
+    def kv(self) -> KvLayout | None:
+        """What a cache holds of the layers of `spec`.
+
+        None where keys and values are not all of it (recurrent layers, indexes beside): such
+        caches cannot go to another node, and `Cache.view_kv` and `Cache.make_room` are not
+        called.
         """
         ...
 

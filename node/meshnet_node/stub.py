@@ -13,6 +13,7 @@ import numpy.typing as npt
 from meshnet.dtypes import BFLOAT16, item_size
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
+from meshnet.kv import KvLayout
 from meshnet.topology import LayerRange
 from meshnet.wire import view_tensor
 from meshnet_node.backend import Cache, ShardSpec
@@ -34,10 +35,20 @@ class _StubCache:
 
     def __init__(self) -> None:
         self.length = 0
+        self.layers: LayerRange | None = None
 
     def truncate(self, length: int) -> None:
         """Set the count back."""
         self.length = length
+
+    def view_kv(self, layers: LayerRange, tokens: int) -> list[memoryview]:
+        """Give nothing: a layer of a stub keeps nothing of a token."""
+        return []
+
+    def make_room(self, layers: LayerRange, kv: KvLayout, tokens: int) -> list[memoryview]:
+        """Count the tokens."""
+        self.layers, self.length = layers, tokens
+        return []
 
 
 class StubBackend:
@@ -80,6 +91,7 @@ class StubBackend:
             holds_head=head and layers.end == num_layers,
             cache_bytes_per_token=0,
         )
+        self.kv = KvLayout(BFLOAT16, ((len(layers), None),))
         self._delay_s = delay_s
         if busy:
             threading.Thread(target=_compute_forever, name="busy", daemon=True).start()
@@ -107,6 +119,7 @@ class StubBackend:
         if self._delay_s:
             time.sleep(self._delay_s)
         cache.length += tensor.shape[1]
+        cache.layers = layers
         match want.kind:
             case "hidden" if tensor.ndim == 3:
                 return tensor

@@ -10,8 +10,8 @@ import torch
 
 from meshnet.grammar import Want
 from meshnet.topology import LayerRange
-from meshnet_node.hf.cache import SlidingLayer
 from meshnet_node.hf.exact import ShardedModel, WholeModel, find_difference, three_cuts
+from meshnet_node.hf.layers import SlidingLayer
 from meshnet_node.hf.skeleton import find_layers
 from tests.node.tiny import TINY, VOCAB, save_tiny
 

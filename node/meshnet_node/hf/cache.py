@@ -1,16 +1,13 @@
 """One session's KV cache over a shard's layers, behind transformers' cache interface.
 
-Attention layers keep keys and values in buffers that grow by blocks, so that a decode
-step copies one token rather than the whole history, and forgetting tokens only lowers a
-length. A sliding-window layer keeps its whole history for that reason, and shows the
-model the window alone. States that cannot be cut back (recurrences, convolutions) stay
-transformers' own.
+Attention layers keep keys and values in buffers of their own, see `meshnet_node.hf.layers`;
+states that cannot be cut back (recurrences, convolutions) stay transformers' own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from transformers.cache_utils import (
@@ -25,71 +22,11 @@ from transformers.cache_utils import (
 from transformers.configuration_utils import PretrainedConfig
 
 from meshnet.errors import Code, MeshError
+from meshnet.kv import KV_DTYPES, KvLayout
 from meshnet.topology import LayerRange
+from meshnet_node.hf.layers import GrowingLayer, SlidingLayer
 
-__all__ = ["GrowingLayer", "LayersView", "SessionCache", "SlidingLayer"]
-
-_BLOCK_TOKENS: Final = 256
-
-
-class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # partly untyped base
-    """Keys and values of one attention layer, ``[1, heads, capacity, width]`` each."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # partly untyped base
-        self.length = 0
-        self._key_buffer: torch.Tensor | None = None
-        self._value_buffer: torch.Tensor | None = None
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append ``[1, heads, seq, width]``; gives views of all that the model may look at."""
-        start, end = self.length, self.length + key_states.shape[-2]
-        self._key_buffer = _room(self._key_buffer, key_states, start, end)
-        self._value_buffer = _room(self._value_buffer, value_states, start, end)
-        self._key_buffer[..., start:end, :] = key_states
-        self._value_buffer[..., start:end, :] = value_states
-        self.is_initialized = True
-        self._set_length(end)
-        first = self._first_visible(start)
-        return self._key_buffer[..., first:end, :], self._value_buffer[..., first:end, :]
-
-    def get_seq_length(self) -> int:
-        """Tokens held."""
-        return self.length
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Give how many positions the next `update` shows, and the first one's position."""
-        first = self._first_visible(self.length)
-        return self.length + query_length - first, first
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last ``-tokens_to_remove`` tokens (transformers counts them below zero)."""
-        self._set_length(self.length - abs(tokens_to_remove))
-
-    def _set_length(self, length: int) -> None:
-        self.length = length
-        if self._key_buffer is not None and self._value_buffer is not None:
-            # Some models read these rather than what `update` gives.
-            self.keys = self._key_buffer[..., :length, :]
-            self.values = self._value_buffer[..., :length, :]
-
-    def _first_visible(self, _start: int) -> int:
-        return 0
-
-
-class SlidingLayer(GrowingLayer):  # type: ignore[no-untyped-call]  # partly untyped base
-    """Keys and values of a layer that looks back over `sliding_window` positions only."""
-
-    is_sliding = True
-
-    def __init__(self, sliding_window: int) -> None:
-        super().__init__()
-        self.sliding_window = sliding_window
-
-    def _first_visible(self, start: int) -> int:
-        return max(0, start - self.sliding_window + 1)
+__all__ = ["LayersView", "SessionCache"]
 
 
 class LayersView(DynamicCache):
@@ -153,6 +90,48 @@ class SessionCache:
         """Bytes that one token takes; 0 before the first token."""
         return sum(map(_token_bytes, self._layers))
 
+    @property
+    def layers(self) -> LayerRange | None:
+        """Layers whose keys and values are held; None while there are no tokens."""
+        return self._used if self._length else None
+
+    def kv(self) -> KvLayout | None:
+        """Give what every layer keeps, once tokens of all are held; None if not keys and values."""
+        if not all(isinstance(layer, GrowingLayer | DummyLayer) for layer in self._layers):
+            return None
+        tensors = [layer.keys for layer in self._layers if layer.keys is not None]
+        dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
+        dtype = dtypes.pop() if dtypes else "bfloat16"
+        if dtypes or dtype not in KV_DTYPES:
+            return None
+        try:
+            kept = [
+                layer.kept if isinstance(layer, GrowingLayer) else None for layer in self._layers
+            ]
+        except ValueError:
+            return None
+        return KvLayout.of(dtype, kept)
+
+    def view_kv(self, layers: LayerRange, tokens: int) -> list[memoryview]:
+        """View keys and values; see `meshnet_node.backend.Cache.view_kv`."""
+        return [
+            view
+            for layer in self._chosen(layers)
+            if isinstance(layer, GrowingLayer)
+            for view in layer.views(tokens)
+        ]
+
+    def make_room(self, layers: LayerRange, kv: KvLayout, tokens: int) -> list[memoryview]:
+        """Let an empty cache hold tokens; see `meshnet_node.backend.Cache.make_room`."""
+        dtype = getattr(torch, kv.dtype)
+        views = []
+        for layer, kept in zip(self._chosen(layers), kv.layers(), strict=True):
+            if kept is not None:
+                layer.make_room(kept, dtype, tokens)
+                views += layer.views(tokens)
+        self._used, self._length = layers, tokens
+        return views
+
     def truncate(self, length: int) -> None:
         """Forget every token from `length` on.
 
@@ -194,8 +173,7 @@ class SessionCache:
                 field="X-Meshnet-Layers",
             )
         self._used = layers
-        start = self._held.start
-        return LayersView(self._layers[layers.start - start : layers.end - start], self._length)
+        return LayersView(self._chosen(layers), self._length)
 
     def advance(self, num_tokens: int) -> None:
         """Count tokens that the model has put into every layer of the view."""
@@ -211,6 +189,10 @@ class SessionCache:
             self._crop(self._length)
         else:
             self._clear()
+
+    def _chosen(self, layers: LayerRange) -> list[Any]:
+        start = self._held.start
+        return self._layers[layers.start - start : layers.end - start]
 
     def _crop(self, length: int) -> None:
         for layer in self._layers:
@@ -236,20 +218,6 @@ def _own(layer: Any) -> Any:
     if type(layer) is DynamicSlidingWindowLayer:
         return SlidingLayer(layer.sliding_window)
     return layer
-
-
-def _room(
-    buffer: torch.Tensor | None, states: torch.Tensor, used: int, needed: int
-) -> torch.Tensor:
-    if buffer is not None and needed <= buffer.shape[-2]:
-        return buffer
-    # A quarter more than needed keeps the copies of a growing session linear in its length.
-    blocks = -(-max(needed, used + used // 4) // _BLOCK_TOKENS)
-    *lead, _, width = states.shape
-    grown = states.new_empty((*lead, blocks * _BLOCK_TOKENS, width))
-    if buffer is not None:
-        grown[..., :used, :] = buffer[..., :used, :]
-    return grown
 
 
 def _token_bytes(layer: Any) -> int:

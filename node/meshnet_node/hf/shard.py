@@ -19,6 +19,7 @@ import torch
 from meshnet.dtypes import BFLOAT16, INT32, numpy_dtype
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.grammar import Want
+from meshnet.kv import KvLayout
 from meshnet.model_dir import read_model_dir
 from meshnet.topology import LayerRange
 from meshnet_node.backend import Cache, ShardSpec
@@ -91,8 +92,9 @@ class TransformersShard:
             cache_bytes_per_token=0,
         )
         with quiet_transformers():
-            cache_bytes_per_token = self._probe()
-        self._spec = replace(self._spec, cache_bytes_per_token=cache_bytes_per_token)
+            probed = self._probe()
+        self._spec = replace(self._spec, cache_bytes_per_token=probed.bytes_per_token)
+        self._kv = probed.kv()
 
     @property
     def spec(self) -> ShardSpec:
@@ -103,6 +105,11 @@ class TransformersShard:
     def keeps_threads(self) -> bool:
         """Whether torch computes with threads besides its caller, kept for each caller."""
         return torch.get_num_threads() > 1
+
+    @property
+    def kv(self) -> KvLayout | None:
+        """What a cache holds, as the first token showed it."""
+        return self._kv
 
     def open_cache(self) -> SessionCache:
         """Make an empty cache for a new session."""
@@ -245,8 +252,8 @@ class TransformersShard:
             )
         return torch.from_numpy(tensor.astype(np.int64))
 
-    def _probe(self) -> int:
-        """Run one token; gives the cache bytes that it took.
+    def _probe(self) -> SessionCache:
+        """Run one token; gives the cache that holds it.
 
         Raises:
             MeshError: what comes out is of no use: ConfigError for another shape than the
@@ -273,7 +280,7 @@ class TransformersShard:
                 f"{', '.join(self._shard.left_out)}, which should have no effect on them",
                 reason="ARCHITECTURE_NOT_VERIFIED",
             )
-        return cache.bytes_per_token
+        return cache
 
 
 def _top(logits: torch.Tensor, count: int) -> npt.NDArray[np.float32]:
