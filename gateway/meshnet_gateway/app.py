@@ -16,9 +16,11 @@ from meshnet.control.client import ControlClient
 from meshnet.errors import MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 from meshnet.plane.client import PlaneClient
+from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.metrics import render_metrics
 from meshnet_gateway.model_text import ModelText
+from meshnet_gateway.node_watch import NodeWatch
 from meshnet_gateway.openai_routes import add_routes
 from meshnet_gateway.openai_service import OpenAIService
 from meshnet_gateway.pipeline import PipelineSettings
@@ -76,7 +78,7 @@ class Gateway:
         self._control: ControlClient | None = None
         self._plane = PlaneClient(policies=policies)
         self._service: OpenAIService | None = None
-        self._lost: LostNodes | None = None
+        self._watch: NodeWatch | None = None
         self._pipelines: RecoveringPipelines | None = None
         self._listener: socket.socket | None = None
         self._runner: web.AppRunner | None = None
@@ -93,12 +95,13 @@ class Gateway:
             http, grpc = await self._control_server.start()
             self.control_http, self.control_grpc = f"http://{http}", f"grpc://{grpc}"
         self._control = ControlClient(self.control_grpc)
-        self._lost = LostNodes(self._control)
-        self._lost.start()
+        lost, draining = LostNodes(), DrainingNodes()
+        self._watch = NodeWatch(self._control, lost, draining)
+        self._watch.start()
         self._pipelines = RecoveringPipelines(
             RouteSelector(self._control, self.settings.region),
             self._plane,
-            self._lost,
+            lost,
             self.settings.pipeline,
             self.settings.recovery,
         )
@@ -127,8 +130,8 @@ class Gateway:
         if self._listener is not None:
             self._listener.close()
         await self._plane.close()
-        if self._lost is not None:
-            await self._lost.close()
+        if self._watch is not None:
+            await self._watch.close()
         if self._control is not None:
             await self._control.close()
         if self._control_server is not None:

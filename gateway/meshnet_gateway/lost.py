@@ -1,4 +1,4 @@
-"""Hears from the control plane which nodes are lost, and interrupts what waits for them.
+"""Interrupts what waits for nodes that are lost.
 
 A node that was stopped or cut off closes no connection: without this, a session would wait
 for its hop's timeout.
@@ -7,21 +7,13 @@ for its hop's timeout.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Final
+from contextlib import contextmanager
 
-from meshnet.control.client import ControlClient
-from meshnet.errors import MeshError, NextHopError
+from meshnet.errors import NextHopError
 from meshnet.topology import NodeId
-from meshnet.v1 import node_service_pb2 as nodes_pb2
 
 __all__ = ["LostNodes"]
-
-_log = logging.getLogger(__name__)
-
-_RETRY_S: Final = 1.0
 
 
 class _Guard:
@@ -43,27 +35,10 @@ class _Guard:
 
 
 class LostNodes:
-    """Watches the registry: `start`, until `close`.
+    """Tasks that wait for nodes, and which of them to interrupt."""
 
-    Args:
-        control: whose nodes to watch; a control plane that is away loses no node.
-    """
-
-    def __init__(self, control: ControlClient) -> None:
-        self._control = control
+    def __init__(self) -> None:
         self._guards: set[_Guard] = set()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to watch."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stop watching."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
 
     @contextmanager
     def guard(self, nodes: frozenset[NodeId]) -> Iterator[None]:
@@ -92,13 +67,3 @@ class LostNodes:
         """Interrupt every task that waits for `node`."""
         for guard in [guard for guard in self._guards if node in guard.nodes]:
             guard.interrupt(node)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                async for change in self._control.watch_nodes():
-                    if change.node.state == nodes_pb2.NODE_STATE_LOST:
-                        self.lose(NodeId(change.node.name.removeprefix("nodes/")))
-            except MeshError as error:
-                _log.info("watching the nodes failed, trying again: %s", error)
-            await asyncio.sleep(_RETRY_S)

@@ -76,7 +76,10 @@ def drain_node(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Keep new sessions off a node for good; those it holds go on."""
+    """Keep new sessions off a node for good; gateways move those it holds to other nodes.
+
+    The node is drained when it holds none, or when the grace is over; it can be stopped then.
+    """
     node_id = to_node_id(node)
     drained = ask(control, lambda client: client.drain(node_id, reason=reason, grace_s=grace))
     if as_json:

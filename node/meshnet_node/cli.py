@@ -77,6 +77,10 @@ def node(
     idle_ttl: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which an idle session is forgotten.")
     ] = SessionLimits().idle_ttl_s,
+    grace: Annotated[
+        float,
+        typer.Option(min=0.0, help="Seconds that sessions get to move away when told to end."),
+    ] = 30.0,
     hidden_size: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of the stub backend.")] = 8,
     stub_delay_ms: Annotated[
         float,
@@ -157,6 +161,8 @@ def node(
                     model=spec.model,
                 )
                 yield
+                if heartbeat is not None:
+                    await heartbeat.drain(grace)
             finally:
                 if heartbeat is not None:
                     await heartbeat.close()

@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 _CLAIM_SPARE_S = 0.5
+_SAY_DRAIN_S = 3.0
+"""What the control plane gets to hear that this node drains; it may be away."""
+_DRAINS = (nodes_pb2.NODE_STATE_DRAINING, nodes_pb2.NODE_STATE_DRAINED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class Heartbeat:
         )
         self._pace = LayerPace(len(registration.spec.layers))
         self._desired = nodes_pb2.NODE_STATE_READY
+        self._leaving = False
         self._incarnation = time.time_ns()
         self._lease_id = ""
         self._interval_s = _RETRY_S
@@ -114,6 +118,30 @@ class Heartbeat:
             await self._register()
             answer = await self._beat_once()
         self._obey(answer.desired_state)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new sessions, and let those held move away or end; at most `grace_s` seconds.
+
+        Gateways hear of it from the control plane and move theirs to other nodes.
+        """
+        self._leaving = True
+        stage = self._node.stage
+        if stage is None:
+            return
+        sessions, node = stage.sessions, self._registration.node
+        sessions.draining = True
+        until = time.monotonic() + grace_s
+        if len(sessions):
+            _log.info("node %s: draining, %d sessions are to leave", node, len(sessions))
+            try:
+                async with asyncio.timeout(min(_SAY_DRAIN_S, grace_s)):
+                    await self._client.drain(node, grace_s=grace_s, reason="told to end")
+            except (MeshError, TimeoutError) as error:
+                _log.warning("node %s: the control plane does not hear of it: %s", node, error)
+        if await asyncio.to_thread(sessions.await_none, until - time.monotonic()):
+            _log.info("node %s: drained", node)
+        else:
+            _log.warning("node %s: %d sessions are cut off", node, len(sessions))
 
     async def close(self) -> None:
         """Stop beating and leave the mesh; a control plane that is away sees the lease end."""
@@ -187,12 +215,20 @@ class Heartbeat:
 
         A cordon asks nothing of a node: it is left out of new routes, and serves what comes.
         """
-        if desired != self._desired:
+        before, self._desired = self._desired, desired
+        if desired != before:
             wanted = nodes_pb2.NodeState.Name(desired).removeprefix("NODE_STATE_").lower()
             _log.info("node %s: the control plane wants it %s", self._registration.node, wanted)
-            self._desired = desired
-        if self._node.stage is not None:
-            self._node.stage.sessions.draining = desired in (
-                nodes_pb2.NODE_STATE_DRAINING,
-                nodes_pb2.NODE_STATE_DRAINED,
-            )
+        stage = self._node.stage
+        if stage is None:
+            return
+        stage.sessions.draining = self._leaving or desired in _DRAINS
+        if desired != nodes_pb2.NODE_STATE_DRAINED:
+            return
+        # One that began as this heartbeat was under way has until the next one to leave;
+        # others have had the grace that an operator gave them.
+        cut = stage.sessions.release_all() if before in _DRAINS else 0
+        if cut:
+            _log.warning("node %s: %d sessions are cut off", self._registration.node, cut)
+        if desired != before:
+            _log.info("node %s: drained; it can be stopped", self._registration.node)

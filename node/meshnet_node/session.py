@@ -108,6 +108,7 @@ class SessionTable:
         self._sessions: dict[SessionId, Session] = {}
         self._lock = threading.Lock()
         self._opened = threading.Condition(self._lock)
+        self._ended = threading.Condition(self._lock)
         self._reserved_tokens = 0
         self.draining = False
 
@@ -163,6 +164,15 @@ class SessionTable:
                 session.changed.notify_all()
             return session
 
+    def release_all(self) -> int:
+        """Forget every session, as `release` does; gives how many there were."""
+        return sum(self.release(session_id) is not None for session_id in list(self._sessions))
+
+    def await_none(self, timeout_s: float) -> bool:
+        """Wait until no session is held; False where some are after `timeout_s`."""
+        with self._lock:
+            return self._ended.wait_for(lambda: not self._sessions, timeout_s)
+
     def idle(self) -> list[SessionId]:
         """List the sessions that no chunk has used for the idle time."""
         oldest = self._clock() - self._limits.idle_ttl_s
@@ -188,6 +198,7 @@ class SessionTable:
             session.closed = True
             self._reserved_tokens -= session.reserved_tokens
             session.reserved_tokens = 0
+            self._ended.notify_all()
         return session
 
     def _find(self, header: ChunkHeader, caller: Caller) -> Session:

@@ -1,0 +1,65 @@
+"""Watches the registry for nodes that are lost or drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Final
+
+from meshnet.control.client import ControlClient
+from meshnet.errors import MeshError
+from meshnet.topology import NodeId
+from meshnet.v1 import node_service_pb2 as nodes_pb2
+from meshnet_gateway.draining import DrainingNodes
+from meshnet_gateway.lost import LostNodes
+
+__all__ = ["NodeWatch"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 1.0
+
+
+class NodeWatch:
+    """Watches the registry: `start`, until `close`.
+
+    Args:
+        control: whose nodes to watch; a control plane that is away loses no node.
+        lost: told of nodes whose lease ended.
+        draining: told of every change.
+    """
+
+    def __init__(self, control: ControlClient, lost: LostNodes, draining: DrainingNodes) -> None:
+        self._control = control
+        self._lost = lost
+        self._draining = draining
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop watching."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            # The watch begins with all nodes there are; one that is not among them is gone.
+            self._draining.clear()
+            try:
+                async for change in self._control.watch_nodes():
+                    if change.node.name:  # a bookmark has no node
+                        self._observe(change.node)
+            except MeshError as error:
+                _log.info("watching the nodes failed, trying again: %s", error)
+            await asyncio.sleep(_RETRY_S)
+
+    def _observe(self, node: nodes_pb2.Node) -> None:
+        if node.state == nodes_pb2.NODE_STATE_LOST:
+            self._lost.lose(NodeId(node.name.removeprefix("nodes/")))
+        self._draining.observe(node)
