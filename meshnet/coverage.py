@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from meshnet.candidate import Candidate, RouteQuery
@@ -21,7 +22,7 @@ def why_not(candidate: Candidate, query: RouteQuery) -> str:
         return "NOT_READY"
     if candidate.node in query.exclude:
         return "EXCLUDED"
-    if candidate.free_tokens is not None and candidate.free_tokens < query.expected_tokens:
+    if not _has_room(candidate, query):
         return "CACHE_FULL"
     spoken, wanted = candidate.wire_versions, query.wire_versions
     if spoken and wanted and not any(version in wanted for version in spoken):
@@ -29,6 +30,12 @@ def why_not(candidate: Candidate, query: RouteQuery) -> str:
     if query.route_class == "lan" and query.region not in ("", candidate.region):
         return "REGION"
     return ""
+
+
+def _has_room(candidate: Candidate, query: RouteQuery) -> bool:
+    """Tell whether the session's cache fits; a node that holds the session has it already."""
+    free = candidate.free_tokens
+    return free is None or free >= query.expected_tokens or candidate.node in query.prefer
 
 
 def left_out(candidates: Iterable[Candidate], query: RouteQuery) -> list[tuple[NodeId, str]]:
@@ -55,7 +62,7 @@ def uncovered_layers(candidates: Sequence[Candidate], layer_count: int) -> list[
 
 
 def uncovered_error(known: Sequence[Candidate], query: RouteQuery) -> RouteError:
-    """Name the gaps of the digest that comes closest to being covered."""
+    """Name the gaps of the digest that comes closest to being covered, and what they lack."""
     found = []
     for digest, layer_count in sorted({(c.digest, c.layer_count) for c in known}):
         served = [c for c in known if (c.digest, c.layer_count) == (digest, layer_count)]
@@ -63,6 +70,8 @@ def uncovered_error(known: Sequence[Candidate], query: RouteQuery) -> RouteError
         found.append((sum(len(gap) for gap in gaps), gaps, digest))
     _, gaps, digest = min(found)
     name = repr(query.model) + (f" in digest {digest!r}" if len(found) > 1 else "")
+    if gaps and query.expected_tokens and not _lacks_nodes(known, query):
+        return _cache_full(gaps, name, query.expected_tokens)
     if gaps:
         layers = ", ".join(str(gap) for gap in gaps)
         message = f"layers {layers} of {name} have no eligible node now"
@@ -77,5 +86,26 @@ def uncovered_error(known: Sequence[Candidate], query: RouteQuery) -> RouteError
         message,
         field="model",
         reason="LAYERS_UNCOVERED",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def _lacks_nodes(known: Sequence[Candidate], query: RouteQuery) -> bool:
+    """Tell whether layers would be uncovered too if every node had room for the session."""
+    asked = replace(query, expected_tokens=0)
+    served: dict[tuple[str, int], list[Candidate]] = {}
+    for candidate in known:
+        if not why_not(candidate, asked):
+            served.setdefault((candidate.digest, candidate.layer_count), []).append(candidate)
+    return all(uncovered_layers(shards, count) for (_, count), shards in served.items())
+
+
+def _cache_full(gaps: Iterable[LayerRange], name: str, num_tokens: int) -> RouteError:
+    layers = ", ".join(str(gap) for gap in gaps)
+    return RouteError(
+        Code.RESOURCE_EXHAUSTED,
+        f"no node of layers {layers} of {name} has KV cache left for {num_tokens} tokens",
+        field="expected_tokens",
+        reason="CACHE_FULL",
         retry_after_s=RETRY_AFTER_S,
     )

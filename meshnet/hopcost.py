@@ -94,7 +94,9 @@ class ShardSet:
     def eligible(self, query: RouteQuery, version: int) -> Ints:
         """Give the members that a session can use with a wire version, as rising indices."""
         _, _, _, _, _, free = self.facts
-        able = self._ready & ((free < 0) | (free >= query.expected_tokens))
+        roomy = (free < 0) | (free >= query.expected_tokens)
+        roomy[self._indices(query.prefer)] = True  # these hold the session already
+        able = self._ready & roomy
         able[self._indices(query.exclude)] = False
         if self.versions:
             able &= self._speaks(version)

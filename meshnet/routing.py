@@ -106,7 +106,8 @@ class RouteTable:
 
         Raises:
             RouteError: NOT_FOUND (MODEL_UNKNOWN), no candidate has this model or digest;
-                UNAVAILABLE (LAYERS_UNCOVERED), layers have no eligible node now.
+                UNAVAILABLE (LAYERS_UNCOVERED), layers have no eligible node now;
+                RESOURCE_EXHAUSTED (CACHE_FULL), they would have if their nodes had room.
         """
         known = self.candidates(query)
         groups = [

@@ -9,7 +9,7 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from meshnet.codec import ENCODINGS
 from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase, Want
+from meshnet.operations import Reservation
 from meshnet.plane.client import PlaneClient
 from meshnet.timing import parse_timings
 from meshnet.topology import Route, SessionId
@@ -31,6 +32,8 @@ __all__ = ["PipelineSettings", "RoutePipeline", "join_answers", "split_tokens"]
 _log = logging.getLogger(__name__)
 
 _NO_ANSWER = Want("none")
+_NOT_KNOWN: Final = (Code.NOT_FOUND, Code.METHOD_NOT_ALLOWED, Code.UNIMPLEMENTED)
+"""What nodes answer that do not serve a request."""
 
 
 def split_tokens(tensor: npt.NDArray[Any], chunk_tokens: int) -> list[npt.NDArray[Any]]:
@@ -86,8 +89,8 @@ class RoutePipeline:
         client: the activation plane's.
         route: hops that cover the model.
         settings: see there.
-        max_tokens: tokens that the session will need in all, reserved at every hop with
-            the first chunk; None reserves as it goes.
+        max_tokens: tokens that the session will need in all, reserved at every hop at once,
+            before the first chunk; None reserves as it goes.
     """
 
     def __init__(
@@ -168,7 +171,9 @@ class RoutePipeline:
         )
         if not chunks:
             raise MeshError(Code.INVALID_ARGUMENT, "a step needs at least one token")
-        self._begun = True
+        if not self._begun:
+            self._begun = True
+            await self._reserve()
         total = len(chunks)
         phase = Phase.PREFILL if tensor.shape[1] > 1 else Phase.DECODE
         answers: list[Answer] = []
@@ -190,6 +195,24 @@ class RoutePipeline:
             await asyncio.gather(*in_flight, return_exceptions=True)
             self.position += sum(chunk.shape[1] for chunk in chunks[: len(answers)])
         return answers
+
+    async def _reserve(self) -> None:
+        """Have every hop hold the session's cache before anything is computed.
+
+        Nodes that know no reservations make one with the first chunk, each for itself.
+        """
+        if self._max_tokens is None:
+            return
+        first = self.route[0]
+        asked = Reservation(self.session, self._max_tokens, first.layers, self.route[1:])
+        try:
+            await self._client.reserve(
+                first.address, first.node, asked, timeout_s=self._settings.step_timeout_s
+            )
+        except MeshError as error:
+            if error.code not in _NOT_KNOWN:
+                raise
+            _log.debug("session %s: reserves as it goes: %s", self.session, error)
 
     async def _take(self, in_flight: deque[asyncio.Task[Answer]]) -> Answer:
         """Wait for the oldest chunk's answer, and learn of the stages from it."""

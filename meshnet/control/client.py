@@ -160,7 +160,8 @@ class ControlClient:
         """Select the best route for a session; `exclude` and `prefer` are node ids.
 
         Raises:
-            RouteError: NOT_FOUND, the model is unknown; UNAVAILABLE, layers are uncovered.
+            RouteError: NOT_FOUND, the model is unknown; UNAVAILABLE, layers are uncovered;
+                RESOURCE_EXHAUSTED, their nodes have no cache left for the session.
         """
         request = route_pb.SelectRouteRequest(
             model=model,

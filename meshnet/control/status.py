@@ -19,7 +19,7 @@ DETAILS_KEY: Final = "grpc-status-details-bin"
 """Trailing metadata that carries the serialized Status."""
 
 _MAX_TEXT: Final = 1000
-_ROUTE_REASONS: Final = ("LAYERS_UNCOVERED", "MODEL_UNKNOWN")
+_ROUTE_REASONS: Final = ("CACHE_FULL", "LAYERS_UNCOVERED", "MODEL_UNKNOWN")
 _CODES: Final = {code.grpc_code: code for code in reversed(Code) if not code.value.reason}
 
 

@@ -17,6 +17,7 @@ from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
+from meshnet.operations import Reservation, pack_reservation
 from meshnet.plane.connection import Connection
 from meshnet.plane.inbox import Inbox, Reading
 from meshnet.plane.messages import (
@@ -24,13 +25,14 @@ from meshnet.plane.messages import (
     AnswerReader,
     ColdAnswer,
     Received,
+    check_done,
     check_released,
     cold_failure,
     hop_failure,
     learn,
     pack_cold,
     pack_request,
-    release_path,
+    session_path,
 )
 from meshnet.plane.pool import ConnectionPool
 from meshnet.topology import NodeId, SessionId
@@ -144,13 +146,34 @@ class PlaneClient:
             raise hop_failure(error, address, node, timeout_s) from error
         raise received.error
 
+    async def reserve(
+        self, address: str, node: NodeId, asked: Reservation, *, timeout_s: float
+    ) -> None:
+        """Open a session at a node and at the hops after it.
+
+        Raises:
+            NextHopError: as `forward`.
+            MeshError: what the node, or one after it, answered instead; nothing is held then.
+        """
+        head = pack_cold(address, "PUT", session_path(asked.session), pack_reservation(asked))
+        try:
+            answer = await self._cold(address, head, timeout_s)
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
+        check_done(answer)
+
     async def release(self, address: str, session: SessionId, *, timeout_s: float = 5.0) -> None:
         """Free what a session holds at a node and along its route.
 
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED, or what the node answered.
         """
-        check_released(await self._cold(address, "DELETE", release_path(session), timeout_s))
+        head = pack_cold(address, "DELETE", session_path(session))
+        try:
+            answer = await self._cold(address, head, timeout_s)
+        except (OSError, WireError) as error:
+            raise cold_failure(error, address, timeout_s) from error
+        check_released(answer)
 
     async def get(self, address: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
         """Get a cold resource, as ``/healthz``: its status and its body of at most 16 MiB.
@@ -158,26 +181,26 @@ class PlaneClient:
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED.
         """
-        answer = await self._cold(address, "GET", path, timeout_s)
+        try:
+            answer = await self._cold(address, pack_cold(address, "GET", path), timeout_s)
+        except (OSError, WireError) as error:
+            raise cold_failure(error, address, timeout_s) from error
         return answer.head.status, answer.body
 
     async def close(self) -> None:
         """Close idle connections now, and those in use when their request ends."""
         self._pool.close()
 
-    async def _cold(self, address: str, method: str, target: str, timeout_s: float) -> ColdAnswer:
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        try:
-            return await self._exchange(
-                address,
-                pack_cold(address, method, target),
-                b"",
-                lambda inbox: self._answers.read_cold(inbox, MAX_COLD_BYTES),
-                deadline,
-                repeatable=True,
-            )
-        except (OSError, WireError) as error:
-            raise cold_failure(error, address, timeout_s) from error
+    async def _cold(self, address: str, head: bytes, timeout_s: float) -> ColdAnswer:
+        """Send a request without a body, which may be repeated, and read its answer."""
+        return await self._exchange(
+            address,
+            head,
+            b"",
+            lambda inbox: self._answers.read_cold(inbox, MAX_COLD_BYTES),
+            asyncio.get_running_loop().time() + timeout_s,
+            repeatable=True,
+        )
 
     async def _exchange(
         self,

@@ -13,7 +13,7 @@ from meshnet.chunk import Answer, Chunk
 from meshnet.codec import ENCODINGS
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import Code, MeshError, WireError
-from meshnet.grammar import parse_count, parse_session
+from meshnet.grammar import parse_count
 from meshnet.plane.bodies import (
     check_length,
     compress_body,
@@ -26,6 +26,7 @@ from meshnet.plane.http1 import CONTINUE, RequestHead, parse_request
 from meshnet.plane.inbox import ConnectionEndedError, read_head
 from meshnet.plane.reply import Reply, late, not_allowed, problem
 from meshnet.plane.service import Service
+from meshnet.plane.session_requests import SESSIONS, answer_session
 from meshnet.plane.stream import Stream
 from meshnet.wire import ChunkHeader, unpack_chunk, view_tensor
 
@@ -34,7 +35,6 @@ __all__ = ["Exchange"]
 logger = logging.getLogger(__name__)
 
 _FORWARD: Final = "/forward"
-_SESSIONS: Final = "/sessions/"
 _DRAIN_BYTES: Final = 64 * 1024
 """An unread body up to this is read and dropped; for a longer one the connection closes."""
 _LINGER_S: Final = 2.0
@@ -157,10 +157,9 @@ class Exchange:
                 self._service.chunks.keep(head, (replace(request, fields=[]), header))
                 return self._forward(request, header)
             return not_allowed(request.method, path, "POST")
-        if path.startswith(_SESSIONS):
-            if request.method == "DELETE":
-                return self._release(path)
-            return not_allowed(request.method, path, "DELETE")
+        if path.startswith(SESSIONS):
+            handler = self._service.handler
+            return self._call(lambda: answer_session(request, path, handler, self.caller), path)
         found = self._call(lambda: self._service.handler.get(path), path)
         if found is None:
             raise MeshError(
@@ -170,17 +169,6 @@ class Exchange:
             return not_allowed(request.method, path, "GET, HEAD")
         status, content_type, body = found
         return Reply(status, [("Content-Type", content_type)], body)
-
-    def _release(self, path: str) -> Reply:
-        text = path.removeprefix(_SESSIONS)
-        try:
-            session = parse_session(text)
-        except ValueError as error:
-            raise MeshError(
-                Code.INVALID_ARGUMENT, f"session {text[:80]!r}; expected {error}", field="session"
-            ) from None
-        self._call(lambda: self._service.handler.release(session), path)
-        return Reply(204, [], None)
 
     def _unpack(self, request: RequestHead) -> ChunkHeader:
         header = unpack_chunk(request.fields, self._service.limits.wire)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshnet.chunk import Answer, Chunk
+from meshnet.operations import Reservation
 from meshnet.plane.caller import Caller
 from meshnet.topology import SessionId
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
@@ -29,6 +30,10 @@ class PlaneHandler(Protocol):
         the server encodes, by policy and by what the caller accepts. The answer's tensor
         must not change until it is sent.
         """
+        ...
+
+    def reserve(self, asked: Reservation, caller: Caller) -> None:
+        """Open a session here and at the hops after, with its cache; all of them or none."""
         ...
 
     def release(self, session: SessionId) -> None:

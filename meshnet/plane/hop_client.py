@@ -16,6 +16,7 @@ from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
+from meshnet.operations import Reservation, pack_reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_pool import HopPool
 from meshnet.plane.inbox import Inbox, Reading
@@ -23,13 +24,14 @@ from meshnet.plane.messages import (
     AnswerReader,
     ColdAnswer,
     Received,
+    check_done,
     check_released,
     cold_failure,
     hop_failure,
     learn,
     pack_cold,
     pack_request,
-    release_path,
+    session_path,
 )
 from meshnet.plane.stream import Stream
 from meshnet.topology import NodeId, SessionId
@@ -39,7 +41,7 @@ __all__ = ["HopClient"]
 
 _LISTEN_ASIDE_BYTES: Final = 64 * 1024
 """While a longer body is sent, an early answer is listened for."""
-_MAX_RELEASE_BYTES: Final = 64 * 1024
+_MAX_COLD_BYTES: Final = 64 * 1024
 
 _R = TypeVar("_R", Received, ColdAnswer)
 
@@ -136,22 +138,38 @@ class HopClient:
             raise hop_failure(error, address, node, timeout_s) from error
         raise received.error
 
+    def reserve(
+        self,
+        address: str,
+        node: NodeId,
+        asked: Reservation,
+        *,
+        timeout_s: float,
+        caller: Caller | None = None,
+    ) -> None:
+        """Open a session at a node and at the hops after it.
+
+        Raises:
+            NextHopError: as `forward`.
+            MeshError: what the node, or one after it, answered instead; nothing is held then.
+            CallerGoneError: `caller` left.
+        """
+        head = pack_cold(address, "PUT", session_path(asked.session), pack_reservation(asked))
+        try:
+            answer = self._cold(address, head, timeout_s, caller or Caller())
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
+        check_done(answer)
+
     def release(self, address: str, session: SessionId, *, timeout_s: float = 5.0) -> None:
         """Free what a session holds at a node and along its route.
 
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED, or what the node answered.
         """
+        head = pack_cold(address, "DELETE", session_path(session))
         try:
-            answer = self._exchange(
-                address,
-                pack_cold(address, "DELETE", release_path(session)),
-                b"",
-                lambda inbox: self._answers.read_cold(inbox, _MAX_RELEASE_BYTES),
-                time.monotonic() + timeout_s,
-                repeatable=True,
-                caller=Caller(),
-            )
+            answer = self._cold(address, head, timeout_s, Caller())
         except (OSError, WireError) as error:
             raise cold_failure(error, address, timeout_s) from error
         check_released(answer)
@@ -163,6 +181,18 @@ class HopClient:
     def close(self) -> None:
         """Close idle connections now, and those in use when their request ends."""
         self._pool.close()
+
+    def _cold(self, address: str, head: bytes, timeout_s: float, caller: Caller) -> ColdAnswer:
+        """Send a request without a body, which may be repeated, and read its answer."""
+        return self._exchange(
+            address,
+            head,
+            b"",
+            lambda inbox: self._answers.read_cold(inbox, _MAX_COLD_BYTES),
+            time.monotonic() + timeout_s,
+            repeatable=True,
+            caller=caller,
+        )
 
     def _exchange(
         self,

@@ -21,6 +21,7 @@ from meshnet.topology import NodeId, SessionId
 from meshnet.wire import (
     AnswerHeader,
     ChunkHeader,
+    Headers,
     WireLimits,
     pack_chunk,
     unpack_answer,
@@ -32,13 +33,14 @@ __all__ = [
     "AnswerReader",
     "ColdAnswer",
     "Received",
+    "check_done",
     "check_released",
     "cold_failure",
     "hop_failure",
     "learn",
     "pack_cold",
     "pack_request",
-    "release_path",
+    "session_path",
 ]
 
 MAX_COLD_BYTES: Final = 16 * 1024 * 1024
@@ -216,14 +218,21 @@ def learn(
         chooser.forget_reads()
 
 
-def pack_cold(address: str, method: str, target: str) -> bytes:
-    """Write a request without a body."""
-    return build_request(method, target, address, (), None)
+def pack_cold(address: str, method: str, target: str, fields: Headers = ()) -> bytes:
+    """Write a request without a body, and say so where its method could have one."""
+    length = 0 if method in ("PUT", "POST") else None
+    return build_request(method, target, address, fields, length)
 
 
-def release_path(session: SessionId) -> str:
-    """Give the path that is deleted to free a session."""
+def session_path(session: SessionId) -> str:
+    """Give the path of a session."""
     return f"/sessions/{session}"
+
+
+def check_done(answer: ColdAnswer) -> None:
+    """Raise what a node answered instead of doing what it was asked."""
+    if answer.head.status >= 300:
+        raise unpack_problem(answer.head.status, answer.head.fields, answer.body)
 
 
 def check_released(answer: ColdAnswer) -> None:

@@ -45,7 +45,7 @@ _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENO
 
 
 class PlaneServer:
-    """Serves ``POST /forward``, ``DELETE /sessions/{id}`` and the handler's cold GETs.
+    """Serves ``POST /forward``, what is under ``/sessions/`` and the handler's cold GETs.
 
     Args:
         handler: computes chunks, on the connections' threads.

@@ -23,6 +23,7 @@ from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet.listen import host_port
+from meshnet.operations import Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_client import HopClient
 from meshnet.plane.server import PlaneServer
@@ -174,14 +175,11 @@ class Node:
 
     def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         """Run one chunk: `PlaneHandler`."""
-        if self.stage is None:
-            raise MeshError(
-                Code.UNAVAILABLE,
-                f"node {self.settings.node} is loading its shard",
-                reason="LOADING",
-                retry_after_s=2.0,
-            )
-        return self.stage.forward(chunk, caller)
+        return self._loaded().forward(chunk, caller)
+
+    def reserve(self, asked: Reservation, caller: Caller) -> None:
+        """Open a session along its route: `PlaneHandler`."""
+        self._loaded().reserve(asked, caller)
 
     def release(self, session: SessionId) -> None:
         """Free a session: `PlaneHandler`."""
@@ -198,6 +196,16 @@ class Node:
             body = render_metrics(self.stage, self._client.choosers)
             return 200, "text/plain; version=0.0.4; charset=utf-8", body
         return None
+
+    def _loaded(self) -> Stage:
+        if self.stage is None:
+            raise MeshError(
+                Code.UNAVAILABLE,
+                f"node {self.settings.node} is loading its shard",
+                reason="LOADING",
+                retry_after_s=2.0,
+            )
+        return self.stage
 
     def _describe(self, healthy: bool) -> dict[str, object]:
         stage = self.stage

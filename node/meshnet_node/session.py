@@ -156,6 +156,32 @@ class SessionTable:
             session.busy = False
             session.changed.notify_all()
 
+    def reserve(self, session_id: SessionId, tokens: int) -> tuple[Session, int]:
+        """Hold `tokens` of cache for a session, opening it where it is new; never lowers.
+
+        Gives the session, and what it held before: 0 where this opened it.
+
+        Raises:
+            CacheFullError: no cache tokens or no session place are left.
+            MeshError: UNAVAILABLE while draining, for a new session.
+        """
+        with self._lock:
+            session = self._sessions.get(session_id)
+            if session is None:
+                return self._open(session_id, tokens), 0
+            before = session.reserved_tokens
+            self._reserve(session, tokens)
+            session.last_used = self._clock()
+            return session, before
+
+    def lower(self, session: Session, tokens: int) -> None:
+        """Set a session's reservation back to `tokens`, or to what it uses where that is more."""
+        with self._lock:
+            more = session.reserved_tokens - max(tokens, session.cache.length)
+            if more > 0 and not session.closed:
+                session.reserved_tokens -= more
+                self._reserved_tokens -= more
+
     def release(self, session_id: SessionId) -> Session | None:
         """Forget a session, give back its cache, end its waiting chunks; None if not held."""
         with self._lock:
@@ -213,6 +239,9 @@ class SessionTable:
                 f"session {header.session} is not held here, so position {header.position}"
                 " cannot continue it; expected position 0"
             )
+        return self._open(header.session, max(header.max_tokens or 0, header.num_tokens))
+
+    def _open(self, session_id: SessionId, tokens: int) -> Session:
         if self.draining:
             raise MeshError(
                 Code.UNAVAILABLE,
@@ -222,16 +251,9 @@ class SessionTable:
             )
         if len(self._sessions) >= self._limits.max_sessions:
             raise CacheFullError(f"{len(self._sessions)} sessions are held, the most allowed here")
-        return self._open(header)
-
-    def _open(self, header: ChunkHeader) -> Session:
-        session = Session(header.session, self._open_cache(), self._clock(), self._lock)
-        self._sessions[header.session] = session
-        try:
-            self._reserve(session, max(header.max_tokens or 0, header.num_tokens))
-        except CacheFullError:
-            self._forget(header.session)
-            raise
+        session = Session(session_id, self._open_cache(), self._clock(), self._lock)
+        self._reserve(session, tokens)
+        self._sessions[session_id] = session
         self._opened.notify_all()
         return session
 

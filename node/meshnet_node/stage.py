@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy.typing as npt
@@ -13,10 +14,11 @@ from meshnet.chunk import Answer, Chunk
 from meshnet.dtypes import BFLOAT16, FLOAT32, INT32, numpy_dtype
 from meshnet.errors import MeshError, NextHopError, WireError
 from meshnet.grammar import Phase, Want
+from meshnet.operations import Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_client import HopClient
 from meshnet.timing import HopTiming, format_timing
-from meshnet.topology import Hop, LayerRange, NodeId, SessionId
+from meshnet.topology import Hop, LayerRange, NodeId, Route, SessionId
 from meshnet.wire import AnswerHeader, ChunkHeader
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.scheduler import Scheduler
@@ -26,6 +28,9 @@ __all__ = ["Stage"]
 
 _FLOAT32: Final = numpy_dtype(FLOAT32)
 """Compared with, since comparing with a name makes a dtype of it each time: 5 microseconds."""
+
+_WITHDRAW_S: Final = 1.0
+"""What a hop that did not answer a reservation gets to hear that it is withdrawn."""
 
 _log = logging.getLogger(__name__)
 
@@ -124,6 +129,44 @@ class Stage:
             tensor,
         )
 
+    def reserve(self, asked: Reservation, caller: Caller) -> None:
+        """Open a session here and at the hops after, with its cache; all of them or none.
+
+        Raises:
+            WireError: the layers or the route cannot be served here.
+            MeshError: of the session table, or of the hop that refused.
+            CallerGoneError: `caller` left meanwhile.
+        """
+        _check_route(check_layers(self.backend.spec, asked.layers), asked.route)
+        session, before = self.sessions.reserve(asked.session, asked.max_tokens)
+        if not asked.route:
+            return
+        hop = asked.route[0]
+        session.next_hop = hop
+        try:
+            self._client.reserve(
+                hop.address,
+                hop.node,
+                asked.onward(),
+                timeout_s=self._hop_timeout_s,
+                caller=caller,
+            )
+        except BaseException as error:
+            if before:
+                self.sessions.lower(session, before)
+            else:
+                self.sessions.release(asked.session)
+                self._withdraw(session, hop, error)
+            raise
+
+    def _withdraw(self, session: Session, hop: Hop, error: BaseException) -> None:
+        """Free what the next hop may have opened; one that refused holds nothing."""
+        reached = isinstance(error, MeshError) and not isinstance(error, NextHopError)
+        if reached:
+            return
+        with suppress(MeshError):
+            self._client.release(hop.address, session.id, timeout_s=_WITHDRAW_S)
+
     def release(self, session_id: SessionId) -> None:
         """Forget a session here and along its route; a hop that fails is left to its idle time."""
         session = self.sessions.release(session_id)
@@ -196,12 +239,7 @@ def plan(spec: ShardSpec, header: ChunkHeader, tensor: npt.NDArray[Any]) -> tupl
     Raises:
         WireError: naming the header that this shard cannot serve.
     """
-    layers = header.layers or spec.layers
-    if not spec.layers.contains(layers):
-        raise WireError(
-            f"X-Meshnet-Layers: {layers}; expected a part of this node's {spec.layers}",
-            field="X-Meshnet-Layers",
-        )
+    layers = check_layers(spec, header.layers)
     if header.dtype == INT32:
         _check_token_ids(spec, layers, tensor)
     elif tensor.ndim != 3 or tensor.shape[0] != 1 or tensor.shape[2] != spec.hidden_size:
@@ -212,7 +250,7 @@ def plan(spec: ShardSpec, header: ChunkHeader, tensor: npt.NDArray[Any]) -> tupl
         )
     ends_model = spec.holds_head and layers.end == spec.num_layers
     if header.route:
-        _check_route(layers, header)
+        _check_route(layers, header.route)
         return layers, Want("hidden")
     want = header.want or Want("logits" if ends_model else "hidden")
     if want.kind in ("logits", "top") and not ends_model:
@@ -224,6 +262,21 @@ def plan(spec: ShardSpec, header: ChunkHeader, tensor: npt.NDArray[Any]) -> tupl
     if want.top > spec.vocab_size:
         want = Want("top", spec.vocab_size)
     return layers, want
+
+
+def check_layers(spec: ShardSpec, asked: LayerRange | None) -> LayerRange:
+    """Give the layers to run: those asked, or all.
+
+    Raises:
+        WireError: some are not held here.
+    """
+    layers = asked or spec.layers
+    if not spec.layers.contains(layers):
+        raise WireError(
+            f"X-Meshnet-Layers: {layers}; expected a part of this node's {spec.layers}",
+            field="X-Meshnet-Layers",
+        )
+    return layers
 
 
 def _check_token_ids(spec: ShardSpec, layers: LayerRange, tensor: npt.NDArray[Any]) -> None:
@@ -245,10 +298,10 @@ def _check_token_ids(spec: ShardSpec, layers: LayerRange, tensor: npt.NDArray[An
         )
 
 
-def _check_route(layers: LayerRange, header: ChunkHeader) -> None:
+def _check_route(layers: LayerRange, route: Route) -> None:
     """Refuse a route that does not go on where these layers end: the numbers would be wrong."""
     end = layers.end
-    for hop in header.route:
+    for hop in route:
         if hop.layers.start != end:
             raise WireError(
                 f"X-Meshnet-Route: node {hop.node} begins at layer {hop.layers.start};"

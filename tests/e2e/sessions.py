@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -28,12 +28,12 @@ class Mesh:
     facts: dict
     nodes: dict[str, Running] = field(default_factory=dict)
 
-    def start(self, name: str, layers: str) -> Running:
+    def start(self, name: str, layers: str, *options: str) -> Running:
         node = self.stack.enter_context(
             running(
                 *("node", "--id", name, "--model", self.model, "--layers", layers),
                 *("--listen", "127.0.0.1:0", "--control", self.facts["control"]),
-                *("--dtype", self.dtype, "--threads", "1"),
+                *("--dtype", self.dtype, "--threads", "1", *options),
             )
         )
         self.nodes[name] = node
@@ -72,7 +72,12 @@ class Mesh:
 
 
 @contextlib.contextmanager
-def mesh(smollm2, *gateway_options: str, dtype: str = "float32") -> Iterator[Mesh]:
+def mesh(
+    smollm2,
+    *gateway_options: str,
+    dtype: str = "float32",
+    node_options: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[Mesh]:
     with ExitStack() as stack:
         gateway = stack.enter_context(
             running(
@@ -83,7 +88,7 @@ def mesh(smollm2, *gateway_options: str, dtype: str = "float32") -> Iterator[Mes
         )
         made = Mesh(str(smollm2), dtype, stack, gateway, gateway.event("listening"))
         for name, layers in LAYERS.items():
-            made.start(name, layers)
+            made.start(name, layers, *(node_options or {}).get(name, ()))
         for node in made.nodes.values():
             node.ready = node.event("ready")
         yield made

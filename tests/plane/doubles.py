@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
+from meshnet.operations import Reservation
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.server import PlaneServer
@@ -56,11 +57,15 @@ class EchoHandler:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.reserved: list[Reservation] = []
         self.released: list[SessionId] = []
 
     def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         self.chunks.append(chunk)
         return answer_to(chunk, chunk.tensor)
+
+    def reserve(self, asked: Reservation, caller: Caller) -> None:
+        self.reserved.append(asked)
 
     def release(self, session: SessionId) -> None:
         self.released.append(session)

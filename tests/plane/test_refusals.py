@@ -205,7 +205,7 @@ async def test_garbage_is_400() -> None:
         ("GET", "/forward", 405, "POST"),
         ("HEAD", "/forward", 405, "POST"),
         ("PUT", "/forward?x=1", 405, "POST"),
-        ("GET", f"/sessions/{new_session()}", 405, "DELETE"),
+        ("GET", f"/sessions/{new_session()}", 405, "DELETE, PUT"),
         ("POST", "/healthz", 405, "GET, HEAD"),
         ("DELETE", "/sessions/not-a-uuid", 400, None),
         ("DELETE", f"/sessions/{str(new_session()).upper()}A", 400, None),

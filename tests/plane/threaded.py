@@ -34,6 +34,9 @@ class ThreadedClient:
                 await request
             raise
 
+    async def reserve(self, *arguments: Any, timeout_s: float) -> None:
+        await asyncio.to_thread(self._client.reserve, *arguments, timeout_s=timeout_s)
+
     async def release(self, address: str, session: SessionId) -> None:
         await asyncio.to_thread(self._client.release, address, session)
 

@@ -226,6 +226,34 @@ def test_a_route_says_whether_it_leaves_a_region():
     assert select(HALVES, query(route_class="lan"))[0].route_class == "lan"
 
 
+FULL = [shard("a", 0, 4), shard("b", 4, 8, free_tokens=9)]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "asked", "code"),
+    [
+        (FULL, query(expected_tokens=10), Code.RESOURCE_EXHAUSTED),
+        (FULL, query(expected_tokens=10, exclude=frozenset({NodeId("a")})), Code.UNAVAILABLE),
+        ([*FULL[1:], shard("a", 0, 4, ready=False)], query(expected_tokens=10), Code.UNAVAILABLE),
+    ],
+)
+def test_a_lack_of_cache_is_told_from_a_lack_of_nodes(mesh, asked, code):
+    with pytest.raises(RouteError) as caught:
+        select(mesh, asked)
+    assert caught.value.code is code
+    assert caught.value.retry_after_s is not None
+    if code is Code.RESOURCE_EXHAUSTED:
+        assert caught.value.reason == "CACHE_FULL"
+        assert "layers 4-8" in caught.value.message
+        assert "10 tokens" in caught.value.message
+
+
+def test_a_node_that_holds_the_session_needs_no_more_room():
+    asked = query(expected_tokens=10, prefer=frozenset({NodeId("b")}))
+    assert [stage.node for stage in select(FULL, asked)[0].stages] == ["a", "b"]
+    assert left_out(FULL, asked) == []
+
+
 def test_each_node_left_out_has_its_reason():
     mesh = [
         shard("a", 0, 8, ready=False),
@@ -359,7 +387,7 @@ def test_no_route_is_cheaper_than_the_one_selected(mesh, asked):
     if not every:
         with pytest.raises(RouteError) as caught:
             select(mesh, asked)
-        assert caught.value.reason == "LAYERS_UNCOVERED"
+        assert caught.value.reason in ("CACHE_FULL", "LAYERS_UNCOVERED")
         return
     (route,) = select(mesh, asked)
     by_node = {c.node: c for c in mesh}

@@ -1,0 +1,111 @@
+"""Requests on sessions over sockets: what reaches the handler, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshnet.compression import CompressionPolicies
+from meshnet.errors import CacheFullError, Code, MeshError, NextHopError
+from meshnet.operations import Reservation
+from meshnet.plane.client import PlaneClient
+from meshnet.topology import Hop, LayerRange, NodeId
+from tests.plane.doubles import (
+    EchoHandler,
+    calling,
+    expect_good,
+    misbehaving,
+    new_session,
+    problem,
+    serving,
+)
+from tests.plane.threaded import ThreadedClient
+
+ALPHA = NodeId("alpha")
+HOP = Hop(NodeId("beta"), "10.0.0.2:7080", LayerRange(3, 4))
+
+
+@pytest.fixture(params=[PlaneClient, ThreadedClient], ids=["asyncio", "threads"])
+async def client(request):
+    made = request.param(policies=CompressionPolicies())
+    yield made
+    await made.close()
+
+
+async def test_a_reservation_reaches_the_handler(client) -> None:
+    handler = EchoHandler()
+    asked = Reservation(new_session(), 300, LayerRange(0, 3), (HOP,))
+    async with serving(handler) as (host, port):
+        for _ in range(2):
+            await client.reserve(f"{host}:{port}", ALPHA, asked, timeout_s=5.0)
+    assert handler.reserved == [asked, asked]
+
+
+async def test_a_refusal_is_the_nodes(client) -> None:
+    class Full(EchoHandler):
+        def reserve(self, asked, caller):
+            raise CacheFullError("9 tokens are free", retry_after_s=3.0)
+
+    async with serving(Full()) as (host, port):
+        with pytest.raises(CacheFullError) as caught:
+            await client.reserve(
+                f"{host}:{port}", ALPHA, Reservation(new_session(), 9), timeout_s=5.0
+            )
+    assert caught.value.message == "9 tokens are free"
+    assert caught.value.retry_after_s == 3.0
+
+
+async def test_a_node_without_reservations_says_which_way(client) -> None:
+    async def old(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 405 No\r\nAllow: DELETE\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        await reader.read()
+
+    async with misbehaving(old) as address:
+        with pytest.raises(MeshError) as caught:
+            await client.reserve(address, ALPHA, Reservation(new_session(), 9), timeout_s=5.0)
+    assert caught.value.code is Code.METHOD_NOT_ALLOWED
+
+
+async def test_a_node_that_is_away_is_named(client) -> None:
+    with pytest.raises(NextHopError) as caught:
+        await client.reserve("127.0.0.1:1", ALPHA, Reservation(new_session(), 9), timeout_s=5.0)
+    assert caught.value.failed_node == ALPHA
+
+
+@pytest.mark.parametrize(
+    ("line", "fields", "status", "says"),
+    [
+        ("PUT /sessions/{id}", [], 400, "X-Meshnet-Max-Tokens is missing"),
+        ("PUT /sessions/{id}", ["X-Meshnet-Max-Tokens: 0"], 400, "at least 1"),
+        ("PUT /sessions/ID", ["X-Meshnet-Max-Tokens: 5"], 400, "UUID"),
+        ("PUT /sessions/", ["X-Meshnet-Max-Tokens: 5"], 400, "UUID"),
+        ("DELETE /sessions/ID", [], 400, "UUID"),
+        ("POST /sessions/{id}", ["Content-Length: 0"], 405, "DELETE, PUT"),
+        ("GET /sessions/{id}", [], 405, "DELETE, PUT"),
+        ("PUT /sessions/{id}/elsewhere", [], 404, "/sessions/ID"),
+    ],
+)
+async def test_what_is_wrong_is_said_and_the_connection_serves_on(
+    line, fields, status, says
+) -> None:
+    handler = EchoHandler()
+    head = "\r\n".join([f"{line.format(id=new_session())} HTTP/1.1", "Host: n", *fields, "", ""])
+    async with serving(handler) as place, calling(place) as caller:
+        await caller.send(head.encode())
+        answer = await caller.read()
+        assert answer.status == status
+        assert says in problem(answer.body)["detail"]
+        assert answer.headers.get("allow") == ("DELETE, PUT" if status == 405 else None)
+        await expect_good(caller)
+    assert handler.reserved == handler.released == []
+
+
+async def test_a_body_that_nobody_asked_for_is_passed_over() -> None:
+    handler, session = EchoHandler(), new_session()
+    head = f"PUT /sessions/{session} HTTP/1.1\r\nHost: n\r\nX-Meshnet-Max-Tokens: 5\r\n"
+    async with serving(handler) as place, calling(place) as caller:
+        await caller.send(head.encode() + b"Content-Length: 4\r\n\r\nbody")
+        assert (await caller.read()).status == 204
+        await expect_good(caller)
+    assert handler.reserved == [Reservation(session, 5)]
