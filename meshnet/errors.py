@@ -160,7 +160,7 @@ class NextHopError(MeshError):
 
 
 class RouteError(MeshError):
-    """No route covers the model's layers now (503, or 429 without cache), or it is unknown (404)."""
+    """No route covers the layers now (503; 429 for want of cache), or the model is unknown (404)."""
 
 
 class LeaseExpiredError(MeshError):

@@ -71,7 +71,9 @@ class RouteServiceServicer:
 
         NOT_FOUND (reason MODEL_UNKNOWN): no node serves the model. UNAVAILABLE
         (reason LAYERS_UNCOVERED, with RetryInfo): some layers have no eligible
-        node now; the message names them.
+        node now; the message names them. RESOURCE_EXHAUSTED (reason CACHE_FULL,
+        with RetryInfo): they would have one if the nodes had cache left for
+        `expected_tokens`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
