@@ -160,7 +160,7 @@ class NextHopError(MeshError):
 
 
 class RouteError(MeshError):
-    """No route covers the layers now (503; 429 for want of cache), or the model is unknown (404)."""
+    """No route covers the layers now (503, or 429 for want of cache); or no such model (404)."""
 
 
 class LeaseExpiredError(MeshError):
