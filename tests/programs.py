@@ -1,4 +1,4 @@
-"""Programs beside Python that some tests drive: curl, zstd, etcd."""
+"""Programs beside Python that some tests drive: curl, zstd, etcd, openssl."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import shutil
 
 import pytest
 
-PACKAGES = {"curl": "curl", "etcd": "etcd-server", "xxd": "xxd", "zstd": "zstd"}
+PACKAGES = {
+    "curl": "curl",
+    "etcd": "etcd-server",
+    "openssl": "openssl",
+    "xxd": "xxd",
+    "zstd": "zstd",
+}
 """Program to Debian package; `.ci/run` installs them all."""
 
 

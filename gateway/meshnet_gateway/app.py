@@ -16,6 +16,7 @@ from meshnet.control.client import ControlClient
 from meshnet.errors import MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.tls import TlsFiles, client_context
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.metrics import render_metrics
@@ -42,6 +43,7 @@ class GatewaySettings:
         pipeline: how prompts are cut and how long a chunk may take.
         recovery: what a session does when its route breaks.
         region: where the gateway is, for the choice of routes; empty for none.
+        tls: files for connections to nodes; None where these have no TLS.
         grace_s: seconds that answers in progress get when the gateway closes.
     """
 
@@ -52,6 +54,7 @@ class GatewaySettings:
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
     region: str = ""
+    tls: TlsFiles | None = None
     grace_s: float = 30.0
 
 
@@ -62,6 +65,9 @@ class Gateway:
         settings: see there.
         models: tokenizer and template of each model, by its name in the mesh.
         policies: when bodies are compressed.
+
+    Raises:
+        ConfigError: a file of TLS cannot be used.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class Gateway:
         self._models = models
         self._control_server: ControlServer | None = None
         self._control: ControlClient | None = None
-        self._plane = PlaneClient(policies=policies)
+        self._plane = PlaneClient(policies=policies, tls=client_context(settings.tls))
         self._service: OpenAIService | None = None
         self._watch: NodeWatch | None = None
         self._pipelines: RecoveringPipelines | None = None
@@ -99,7 +105,7 @@ class Gateway:
         self._watch = NodeWatch(self._control, lost, draining)
         self._watch.start()
         self._pipelines = RecoveringPipelines(
-            RouteSelector(self._control, self.settings.region),
+            RouteSelector(self._control, self.settings.region, tls=self.settings.tls is not None),
             self._plane,
             lost,
             self.settings.pipeline,

@@ -11,6 +11,7 @@ import typer
 from meshnet import config
 from meshnet.cli.output import Json, errors
 from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
+from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_files
 from meshnet.control.app import ControlSettings
 from meshnet.errors import ConfigError
 from meshnet.model_hub import resolve_tokenizer
@@ -63,6 +64,9 @@ def gateway(
     lease_ttl: Annotated[
         float, typer.Option(min=0.5, max=3600, help="Seconds that a node may be silent.")
     ] = 10.0,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     as_json: Json = False,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -91,6 +95,7 @@ def gateway(
             lease_ttl_s=lease_ttl,
         ),
         region=region,
+        tls=tls_files(tls_cert, tls_key, tls_ca),
         recovery=RecoverySettings(mode=recovery, spare_wait_s=spare_wait),
         pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens, window=window),
     )

@@ -151,7 +151,7 @@ class RecoveringPipeline:
         except MeshError as failure:
             if not _can_recover(failure):
                 raise
-            error = failure
+            error = first = failure
         noticed = time.perf_counter()
         for _ in range(_TRIES_A_STEP):
             try:
@@ -159,7 +159,7 @@ class RecoveringPipeline:
             except MeshError as failure:
                 if isinstance(failure, RouteError) or not _can_recover(failure):
                     self._shared.counts.abandoned += 1
-                    raise
+                    raise _after(failure, first) from first
                 error = failure
             else:
                 pause_s = time.perf_counter() - noticed
@@ -173,7 +173,7 @@ class RecoveringPipeline:
                 )
                 return output
         self._shared.counts.abandoned += 1
-        raise error
+        raise _after(error, first) from first
 
     async def close(self) -> None:
         """Free the session's caches, also on routes that it has left."""
@@ -230,6 +230,13 @@ class RecoveringPipeline:
             for step in self._steps
             for start in range(0, len(step), most)
         ]
+
+
+def _after(error: MeshError, first: MeshError) -> MeshError:
+    """Have an error say too what another route was needed for."""
+    error.message = f"{error.message}; another route was needed, since {first.message}"
+    error.args = (error.message,)
+    return error
 
 
 def _can_recover(error: MeshError) -> bool:

@@ -38,11 +38,13 @@ class RouteSelector:
     Args:
         control: asked.
         region: of the gateway, for the way to the first hop; empty for none.
+        tls: the gateway connects to nodes with TLS.
     """
 
-    def __init__(self, control: ControlClient, region: str = "") -> None:
+    def __init__(self, control: ControlClient, region: str = "", *, tls: bool = False) -> None:
         self._control = control
         self._region = region
+        self._tls = tls
         self._served: set[str] = set()
 
     async def select(self, model: str, *, max_tokens: int, wait_s: float = 0.0) -> SelectedRoute:
@@ -140,7 +142,7 @@ class RouteSelector:
             wire_versions=(WIRE_VERSION,),
             expected_tokens=max_tokens,
         )
-        hops = to_hops(route)
+        hops = to_hops(route, tls=self._tls)
         incarnations = {
             hop.node: chosen.incarnation for hop, chosen in zip(hops, route.hops, strict=True)
         }

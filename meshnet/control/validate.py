@@ -24,6 +24,7 @@ __all__ = [
     "check_required",
     "check_weight",
     "endpoint_address",
+    "endpoint_is_tls",
     "invalid",
     "node_id_of",
 ]
@@ -36,7 +37,7 @@ MAX_LINKS: Final = 64
 MAX_WEIGHT: Final = 10_000
 _MAX_TEXT: Final = 256
 _URI = re.compile(
-    r"http://(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:(?P<port>[0-9]{1,5}))?/forward"
+    r"http(?P<tls>s?)://(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:(?P<port>[0-9]{1,5}))?/forward"
 )
 _REQUIRED = field_behavior_pb2.FieldBehavior.Value("REQUIRED")
 
@@ -109,16 +110,24 @@ def check_model(name: str, field: str) -> None:
 
 
 def endpoint_address(uri: str, field: str) -> str:
-    """Read ``host:port`` of an activation-plane URI, ``http://HOST[:PORT]/forward``.
+    """Read ``host:port`` of an activation-plane URI, ``http[s]://HOST[:PORT]/forward``.
 
     Raises:
         MeshError: INVALID_ARGUMENT.
     """
     match = _URI.fullmatch(uri)
-    port = int(match["port"] or 80) if match else 0
+    port = int(match["port"] or (443 if match["tls"] else 80)) if match else 0
     if match is None or not 0 < port < 65536:
-        raise invalid(field, f"{uri[:_MAX_TEXT]!r}: expected http://HOST:PORT/forward")
+        raise invalid(
+            field,
+            f"{uri[:_MAX_TEXT]!r}: expected http://HOST:PORT/forward, or https with TLS",
+        )
     return f"{match['host']}:{port}"
+
+
+def endpoint_is_tls(uri: str) -> bool:
+    """Tell whether an activation-plane URI is one of TLS."""
+    return uri.startswith("https:")
 
 
 def check_labels(labels: Iterable[tuple[str, str]], field: str) -> None:

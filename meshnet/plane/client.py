@@ -35,6 +35,7 @@ from meshnet.plane.messages import (
     session_path,
 )
 from meshnet.plane.pool import ConnectionPool
+from meshnet.plane.tls import name_node
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import DEFAULT_LIMITS, ChunkHeader, WireLimits
 
@@ -144,7 +145,7 @@ class PlaneClient:
                 )
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
-        raise received.error
+        raise name_node(received.error, address, node)
 
     async def reserve(
         self, address: str, node: NodeId, asked: Reservation, *, timeout_s: float

@@ -34,6 +34,7 @@ from meshnet.plane.messages import (
     session_path,
 )
 from meshnet.plane.stream import Stream
+from meshnet.plane.tls import name_node
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import DEFAULT_LIMITS, ChunkHeader, WireLimits
 
@@ -136,7 +137,7 @@ class HopClient:
                 return received.decode(sent.output_bytes)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
-        raise received.error
+        raise name_node(received.error, address, node)
 
     def reserve(
         self,

@@ -30,6 +30,9 @@ LANDING_BYTES: Final = 40 * 1024
 """The longest body that may be received apart from the buffer together with its head: both fit
 in the buffer if it turns out to be something else."""
 
+_TLS_RECORDS: Final = b"\x15\x16"
+"""What TLS begins with, an alert or a handshake; a head would be waited for in vain."""
+
 _T = TypeVar("_T")
 
 Reading = Generator[memoryview | None, None, _T]
@@ -183,10 +186,12 @@ def read_head(inbox: Inbox, max_bytes: int) -> Reading[bytes | None]:
     """Read a head; None where the connection ended and none had begun.
 
     Raises:
-        WireError: 431, the head is longer than `max_bytes`.
+        WireError: 431, the head is longer than `max_bytes`; or the other end speaks TLS.
     """
     while (head := inbox.take_head(max_bytes)) is None:
         if inbox.failure is not None and not inbox.buffered:
             return None
+        if inbox.buffered and inbox.unread()[0] in _TLS_RECORDS:
+            raise WireError("the other end speaks TLS, which this one was not told to")
         yield None
     return head

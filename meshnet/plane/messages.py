@@ -15,6 +15,7 @@ from meshnet.plane.bodies import compress_body, decompress_body, read_body, read
 from meshnet.plane.http1 import AnswerHead, build_request, parse_answer
 from meshnet.plane.inbox import ConnectionEndedError, Inbox, Reading, read_head
 from meshnet.plane.memo import SERVER_TIMING, HeadMemo
+from meshnet.plane.tls import explain
 from meshnet.plans import Plan
 from meshnet.problem import unpack_problem
 from meshnet.topology import NodeId, SessionId
@@ -172,7 +173,8 @@ class AnswerReader:
         for _ in range(_MAX_INTERIM):
             raw = yield from read_head(inbox, _MAX_HEADER_BYTES)
             if raw is None:
-                raise ConnectionEndedError("the connection was closed before an answer")
+                closed = ConnectionEndedError("the connection was closed before an answer")
+                raise closed from inbox.failure
             found = self._known.find(raw)
             if found is not None:
                 (head, header), timing = found
@@ -247,14 +249,14 @@ def hop_failure(error: Exception, address: str, node: NodeId, timeout_s: float) 
     at = f"node {node} at {address}"
     if isinstance(error, TimeoutError):
         return NextHopError(f"{at}: {_late(error, timeout_s)}", failed_node=node, timed_out=True)
-    return NextHopError(f"{at}: {error}", failed_node=node)
+    return NextHopError(f"{at}: {explain(error)}", failed_node=node)
 
 
 def cold_failure(error: Exception, address: str, timeout_s: float) -> MeshError:
     """Give what a socket or an answer failed by as UNAVAILABLE or DEADLINE_EXCEEDED."""
     if isinstance(error, TimeoutError):
         return MeshError(Code.DEADLINE_EXCEEDED, f"{address}: {_late(error, timeout_s)}")
-    return MeshError(Code.UNAVAILABLE, f"{address}: {error}")
+    return MeshError(Code.UNAVAILABLE, f"{address}: {explain(error)}")
 
 
 def _late(error: TimeoutError, timeout_s: float) -> str:

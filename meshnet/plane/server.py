@@ -28,6 +28,7 @@ from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.http1 import build_answer
 from meshnet.plane.service import Service
 from meshnet.plane.stream import Stream
+from meshnet.plane.tls import plain_caller
 from meshnet.plane.tls_stream import TlsStream
 from meshnet.plane.watcher import Watcher
 from meshnet.problem import pack_problem
@@ -174,9 +175,8 @@ class PlaneServer:
     def _open(self, sock: socket.socket) -> Stream:
         if self._tls is None:
             return Stream(sock)
-        return TlsStream(
-            self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        )
+        encrypted = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return TlsStream(encrypted, plain_answer=_last_answer(plain_caller()))
 
     def _turn_away(self, sock: socket.socket) -> None:
         """Answer 503 without reading: best effort, so that a flood costs one send each."""
@@ -184,13 +184,12 @@ class PlaneServer:
         error = MeshError(
             Code.UNAVAILABLE, f"all {limit} connections are in use", retry_after_s=1.0
         )
-        status, fields, body = pack_problem(error)
         with sock:
             sock.setblocking(False)
             if self._tls is not None:
                 return
             try:
-                sock.send(build_answer(status, fields, len(body), close=True) + body)
+                sock.send(_last_answer(error))
                 sock.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
@@ -211,3 +210,9 @@ class PlaneServer:
         with self._changed:
             self._exchanges.discard(exchange)
             self._changed.notify_all()
+
+
+def _last_answer(error: MeshError) -> bytes:
+    """Write an error for a caller whose request is not read."""
+    status, fields, body = pack_problem(error)
+    return build_answer(status, fields, len(body), close=True) + body

@@ -166,7 +166,7 @@ class Stream:
         """
         self.set_deadline(seconds)
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_WR)
+            self._shut(socket.SHUT_WR)
             while True:
                 self.inbox.consume(self.inbox.buffered)
                 self.receive()
@@ -174,16 +174,19 @@ class Stream:
     def stop_reading(self) -> None:
         """Let a thread that waits for more to read find the end of the stream."""
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RD)
+            self._shut(socket.SHUT_RD)
 
     def abort(self) -> None:
         """Let whatever thread waits on this connection fail now."""
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._shut(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close; not while another thread waits on it (see `abort`)."""
         self._sock.close()
+
+    def _shut(self, how: int) -> None:
+        self._sock.shutdown(how)
 
     def _fill(self, target: memoryview) -> None:
         """Receive until `target` is full, without a copy."""

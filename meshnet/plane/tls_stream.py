@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
+import socket
 import ssl
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from meshnet.dtypes import Body
+from meshnet.plane.inbox import ConnectionEndedError
 from meshnet.plane.stream import Stream, rest_of
 
 __all__ = ["TlsStream"]
+
+_HANDSHAKE: Final = b"\x16"
+"""First byte of TLS: the type of the record that a client begins with (RFC 8446, 5.1)."""
+_LINGER_S: Final = 2.0
+_DROP_BYTES: Final = 16 * 1024
 
 _T = TypeVar("_T")
 
@@ -20,17 +28,37 @@ class TlsStream(Stream):
 
     A TLS socket knows neither MSG_WAITALL nor the kernel's timeouts, so that it is
     non-blocking and waits by poll. Bodies are still decrypted into their place.
+
+    Args:
+        sock: its handshake not made yet.
+        plain_answer: what a server sends, unencrypted, to a caller that does not begin with TLS.
     """
 
     _sock: ssl.SSLSocket
 
-    def __init__(self, sock: ssl.SSLSocket) -> None:
+    def __init__(self, sock: ssl.SSLSocket, *, plain_answer: bytes = b"") -> None:
         super().__init__(sock)
+        self._plain_answer = plain_answer
         sock.setblocking(False)
 
     def begin(self) -> None:
         """Make the handshake."""
-        self._repeat(self._sock.do_handshake)
+        if not self._sock.server_side:
+            self._repeat(self._sock.do_handshake)
+            return
+        self.wait_for(select.POLLIN)
+        first = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
+        if first not in (_HANDSHAKE, b""):
+            with contextlib.suppress(OSError):
+                socket.socket.send(self._sock, self._plain_answer)
+                self._drop_rest()
+            raise ConnectionEndedError("a caller without TLS")
+        try:
+            self._repeat(self._sock.do_handshake)
+        except ssl.SSLError:
+            with contextlib.suppress(OSError):
+                self._drop_rest()
+            raise
 
     def is_reusable(self) -> bool:
         """Tell whether an idle connection still serves: nothing may be there to read."""
@@ -46,6 +74,44 @@ class TlsStream(Stream):
 
     def expect(self, head_bytes: int, body_bytes: int | None) -> None:
         """Expect nothing: TLS cannot receive into two places at once."""
+
+    def send_unless_answered(self, head: bytes, body: Body) -> bool:
+        """Send until the other end sends something of a message; False where it did.
+
+        What TLS says for itself, such as the tickets after the handshake, is no answer.
+        """
+        pieces: list[Body] = [head, body]
+        while pieces:
+            try:
+                pieces = self._send_now(pieces)
+            except ssl.SSLWantWriteError:
+                events = self.wait_for(select.POLLIN | select.POLLOUT)
+                if events & ~select.POLLOUT and self._has_heard():
+                    return False
+        return True
+
+    def _has_heard(self) -> bool:
+        """Receive what is there; False where none of it is for the inbox."""
+        try:
+            self.inbox.add(self._sock.recv_into(self.inbox.space()))
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        except OSError as error:
+            self.inbox.failure = error
+        return True
+
+    def _shut(self, how: int) -> None:
+        # SSLSocket's own forgets TLS: another thread would go on sending unencrypted.
+        socket.socket.shutdown(self._sock, how)
+
+    def _drop_rest(self) -> None:
+        """Let the other end read what was sent to it; see `linger`."""
+        self._shut(socket.SHUT_WR)
+        self.set_deadline(_LINGER_S)
+        while True:
+            self.wait_for(select.POLLIN)
+            if not socket.socket.recv(self._sock, _DROP_BYTES):
+                return
 
     def _receive_into(self, target: memoryview, flags: int = 0) -> int:
         return self._repeat(lambda: self._sock.recv_into(target))

@@ -27,6 +27,7 @@ from meshnet.operations import Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_client import HopClient
 from meshnet.plane.server import PlaneServer
+from meshnet.plane.tls import TlsFiles, client_context, server_context
 from meshnet.topology import NodeId, SessionId
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.metrics import render_metrics
@@ -60,6 +61,7 @@ class NodeSettings:
         hop_timeout_s: seconds that the hop after may take for a chunk.
         grace_s: seconds that requests in flight get when the node closes.
         sessions: limits of the session table.
+        tls: files for callers' connections and those to the hops after; None for plain ones.
     """
 
     node: NodeId
@@ -68,6 +70,7 @@ class NodeSettings:
     hop_timeout_s: float = 120.0
     grace_s: float = 10.0
     sessions: SessionLimits = field(default_factory=SessionLimits)
+    tls: TlsFiles | None = None
 
 
 class Node:
@@ -80,6 +83,9 @@ class Node:
         settings: see there.
         open_backend: loads the shard; called once.
         policies: when bodies are compressed.
+
+    Raises:
+        ConfigError: a file of TLS cannot be used.
     """
 
     def __init__(
@@ -92,8 +98,8 @@ class Node:
         self.stage: Stage | None = None
         self._open_backend = open_backend
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
-        self._client = HopClient(policies=policies)
-        self._server = PlaneServer(self, policies=policies)
+        self._client = HopClient(policies=policies, tls=client_context(settings.tls))
+        self._server = PlaneServer(self, policies=policies, tls=server_context(settings.tls))
         self._scheduler: Scheduler | None = None
         self._housekeeping: asyncio.Task[None] | None = None
         self._probing: Future[None] | None = None

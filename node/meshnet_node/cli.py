@@ -14,6 +14,7 @@ import typer
 from meshnet import config
 from meshnet.cli.output import Json, errors
 from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
+from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_files
 from meshnet.errors import ConfigError
 from meshnet.topology import LayerRange, NodeId, parse_layers, parse_node_id
 from meshnet_node.app import Node, NodeSettings
@@ -90,6 +91,9 @@ def node(
         bool,
         typer.Option("--stub-busy", help="Keep a thread of the stub backend computing in Python."),
     ] = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     allow_unverified: Annotated[
         bool,
         typer.Option(help="Serve an architecture that is not known to run exactly in shards."),
@@ -105,6 +109,7 @@ def node(
       meshnet node --backend stub --hidden-size 8 --layers 0:1
     """
     settings = config.load()
+    tls = tls_files(tls_cert, tls_key, tls_ca, serves=True)
     shard_layers = _parse(parse_layers, layers, "--layers")
     host, port = split_address(listen, "--listen", 7080)
     identity = _parse(parse_node_id, node_id, "--id") if node_id else _default_id(port)
@@ -128,6 +133,7 @@ def node(
         host=host,
         port=port,
         sessions=SessionLimits(cache_tokens=cache_tokens, idle_ttl_s=idle_ttl),
+        tls=tls,
     )
 
     @asynccontextmanager
@@ -144,7 +150,7 @@ def node(
             heartbeat: Heartbeat | None = None
             if control is not None:
                 public = advertise or _public_address(address, control)
-                registration = Registration(identity, spec, public, region, zone)
+                registration = Registration(identity, spec, public, region, zone, tls)
                 heartbeat = Heartbeat(control, registration, served, served.bandwidths)
                 await heartbeat.start()
             try:

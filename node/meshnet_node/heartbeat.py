@@ -12,6 +12,7 @@ from meshnet import __version__
 from meshnet.codec import ENCODINGS
 from meshnet.control.client import ControlClient
 from meshnet.errors import LeaseExpiredError, MeshError
+from meshnet.plane.tls import TlsFiles, client_context
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
 from meshnet.v1 import types_pb2
@@ -42,6 +43,7 @@ class Registration:
         address: ``host:port`` that other nodes reach its activation plane at.
         region: chosen by the operator; empty for none.
         zone: failure domain in the region; empty for none.
+        tls: files of the activation plane; None where it is plain.
     """
 
     node: NodeId
@@ -49,6 +51,7 @@ class Registration:
     address: str
     region: str
     zone: str = ""
+    tls: TlsFiles | None = None
 
 
 class Heartbeat:
@@ -75,7 +78,11 @@ class Heartbeat:
         self._registration = registration
         self._node = node
         self._neighbours = Neighbours(
-            self._client, registration.node, registration.spec, bandwidths
+            self._client,
+            registration.node,
+            registration.spec,
+            bandwidths,
+            tls=client_context(registration.tls),
         )
         self._pace = LayerPace(len(registration.spec.layers))
         self._desired = nodes_pb2.NODE_STATE_READY
@@ -189,7 +196,8 @@ class Heartbeat:
             lm_head=spec.holds_head,
         )
         shard.layers.start, shard.layers.end = spec.layers.start, spec.layers.end
-        node.endpoints.add(uri=f"http://{registration.address}/forward")
+        scheme = "http" if registration.tls is None else "https"
+        node.endpoints.add(uri=f"{scheme}://{registration.address}/forward")
         node.wire.versions.append(WIRE_VERSION)
         node.wire.encodings.extend(ENCODINGS)
         answer = await self._client.register(registration.node, node)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Final
 
 from meshnet.compression import CompressionPolicies
 from meshnet.control.client import ControlClient
-from meshnet.control.validate import endpoint_address
+from meshnet.control.validate import endpoint_address, endpoint_is_tls
 from meshnet.errors import MeshError
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import NodeId
@@ -52,6 +53,7 @@ class Neighbours:
         spec: this node's shard.
         bandwidths: of links that chunks have used.
         clock: seconds, monotonic.
+        tls: a client's context, where nodes are reached with TLS.
     """
 
     def __init__(
@@ -61,13 +63,17 @@ class Neighbours:
         spec: ShardSpec,
         bandwidths: Bandwidths = dict,
         clock: Callable[[], float] = time.perf_counter,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._control = control
         self._node = node
         self._spec = spec
         self._bandwidths = bandwidths
         self._clock = clock
-        self._client = PlaneClient(policies=CompressionPolicies(), connect_timeout_s=_TIMEOUT_S)
+        self._is_tls = tls is not None
+        self._client = PlaneClient(
+            policies=CompressionPolicies(), connect_timeout_s=_TIMEOUT_S, tls=tls
+        )
         self._found: list[Neighbour] = []
         self._listed_at: float | None = None
         self._rtts_s: dict[Neighbour, float] = {}
@@ -108,7 +114,7 @@ class Neighbours:
         is_all_well = bool(self._found) and len(self._rtts_s) == len(self._found)
         if self._listed_at is None or not is_all_well or now - self._listed_at >= _LIST_EVERY_S:
             nodes = await self._control.list_nodes(model=f"models/{self._spec.model}")
-            self._found = choose_neighbours(nodes, self._node, self._spec)
+            self._found = choose_neighbours(nodes, self._node, self._spec, tls=self._is_tls)
             self._listed_at = now
         measured = await asyncio.gather(*map(self._probe, self._found))
         self._rtts_s = {
@@ -141,9 +147,17 @@ class Neighbours:
 
 
 def choose_neighbours(
-    nodes: Iterable[nodes_pb2.Node], own: NodeId, spec: ShardSpec, limit: int = MAX_NEIGHBOURS
+    nodes: Iterable[nodes_pb2.Node],
+    own: NodeId,
+    spec: ShardSpec,
+    limit: int = MAX_NEIGHBOURS,
+    *,
+    tls: bool = False,
 ) -> list[Neighbour]:
     """Choose whom to measure: nodes of the same weights that hold the layer after ours.
+
+    Nodes that are reached with TLS where this one has none (`tls`), or the other way round,
+    can be no next hops.
 
     Where there are more than `limit`, a hash of both ids decides, so that the links
     measured spread over all pairs and each node keeps to its own.
@@ -161,7 +175,11 @@ def choose_neighbours(
             continue
         if node.state in (nodes_pb2.NODE_STATE_LOST, nodes_pb2.NODE_STATE_DRAINED):
             continue
-        address = endpoint_address(node.endpoints[0].uri, "endpoints[0].uri")
+        uri = node.endpoints[0].uri
+        if endpoint_is_tls(uri) != tls:
+            _log.info("node %s: no link to %s: one has TLS, the other not", own, name)
+            continue
+        address = endpoint_address(uri, "endpoints[0].uri")
         order = hashlib.sha256(f"{own} {name}".encode()).digest()
         following.append((order, Neighbour(name, address)))
     return [neighbour for _, neighbour in sorted(following, key=lambda item: item[0])[:limit]]

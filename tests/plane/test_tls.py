@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,81 @@ async def test_who_is_not_known_is_refused_and_the_server_lives_on(
                 with pytest.raises(NextHopError) as caught:
                     await request
                 assert caught.value.failed_node == "alpha"
+                assert "\n" not in caught.value.message
+                if ask_callers:
+                    said = "it refused this side's certificate (certificate required); see --tls-"
+                else:
+                    said = "its certificate is not accepted ("
+                assert f"node alpha at {host}:{port}: {said}" in caught.value.message
+                assert "--tls-ca" in caught.value.message
             await client.close()
 
 
-async def test_plain_bytes_are_no_request(authority: Authority) -> None:
+@pytest.mark.parametrize("num_tokens", [1, 512], ids=["short", "8-mib"])
+async def test_a_caller_without_tls_is_told_and_the_server_lives_on(
+    authority: Authority, client_class: type[Any], num_tokens: int
+) -> None:
+    shape = (1, num_tokens, 8192)
+    tensor = tensor_of(P16 * (num_tokens * 1024), *shape)
+    async with serving(EchoHandler(), tls=authority.server()) as (host, port):
+        for context in (None, authority.client()):
+            client = client_class(policies=RAW, tls=context)
+            request = client.forward(
+                f"{host}:{port}", ALPHA, chunk_header(*shape), tensor, timeout_s=BOUND_S
+            )
+            if context is None:
+                with pytest.raises(NextHopError, match=f"node alpha at {host}:{port}: .*--tls-ca"):
+                    await request
+            else:
+                assert np.array_equal((await request).tensor, tensor, equal_nan=True)
+            await client.close()
+
+
+async def test_a_caller_with_tls_is_told_that_the_server_has_none(
+    authority: Authority, client_class: type[Any]
+) -> None:
+    async with serving(EchoHandler()) as (host, port):
+        said = f"node alpha at {host}:{port}: .*--tls-cert"
+        for context in (authority.client(), None):
+            client = client_class(policies=RAW, tls=context)
+            request = client.forward(
+                f"{host}:{port}", ALPHA, chunk_header(), tensor_of(P16), timeout_s=BOUND_S
+            )
+            if context is None:
+                assert (await request).tensor.tobytes() == P16
+            else:
+                with pytest.raises(NextHopError, match=said):
+                    await request
+            await client.close()
+
+
+async def test_a_long_first_body_is_not_cut_by_what_tls_says_for_itself(
+    authority: Authority, client_class: type[Any]
+) -> None:
+    """Tickets come when the handshake is done: longer than buffers hold, sending waits then."""
+    shape = (1, 1024, 16384)
+    bits = np.random.default_rng(3).integers(0, 1 << 16, shape, np.uint16)
+    async with serving(EchoHandler(), tls=authority.server()) as (host, port):
+        client = client_class(policies=RAW, tls=authority.client())
+        answer = await client.forward(
+            f"{host}:{port}",
+            ALPHA,
+            chunk_header(*shape),
+            bits.view(ml_dtypes.bfloat16),
+            timeout_s=6 * BOUND_S,
+        )
+        assert np.array_equal(answer.tensor.view(np.uint16), bits)
+        await client.close()
+
+
+async def test_plain_bytes_are_answered_plainly(authority: Authority) -> None:
     async with serving(EchoHandler(), tls=authority.server()) as place:
         async with calling(place) as caller:
             await caller.send(b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n")
+            answer = await caller.read()
+            assert answer.status == 400
+            assert answer.closes
+            assert json.loads(answer.body)["reason"] == "TLS_REQUIRED"
             assert await caller.at_end()
         client = PlaneClient(policies=RAW, tls=authority.client())
         address = f"{place[0]}:{place[1]}"

@@ -50,18 +50,18 @@ def test_a_size_that_no_tensor_has_is_named(num_bytes):
 
 
 @pytest.mark.parametrize(
-    ("url", "address"),
+    ("url", "found"),
     [
-        ("http://127.0.0.1:7080", "127.0.0.1:7080"),
-        ("http://node.example:7080/forward", "node.example:7080"),
-        ("[::1]:7080", "[::1]:7080"),
+        ("http://127.0.0.1:7080", ("127.0.0.1:7080", False)),
+        ("https://node.example:7080/forward", ("node.example:7080", True)),
+        ("[::1]:7080", ("[::1]:7080", False)),
     ],
 )
-def test_a_node_is_found_by_its_url(url, address):
-    assert node_address(url) == address
+def test_a_node_is_found_by_its_url(url, found):
+    assert node_address(url) == found
 
 
-@pytest.mark.parametrize("url", ["", "node", "https://node:1", "http://:1", "http://node:x"])
+@pytest.mark.parametrize("url", ["", "node", "ftp://node:1", "http://:1", "http://node:x"])
 def test_a_url_of_no_node_is_named(url):
     with pytest.raises(ConfigError, match="URL: "):
         node_address(url)

@@ -18,6 +18,7 @@ from meshnet.cli.bench.wire import measure_wire
 from meshnet.cli.bench.wire_cases import DEFAULT_SIZES, STACKS, WirePlan, shape_of
 from meshnet.cli.bench.wire_plot import plot_wire
 from meshnet.cli.output import Json
+from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_files
 from meshnet.errors import ConfigError
 
 __all__ = ["Plot", "Quick", "Rounds", "codec", "hop", "measure", "wire", "write_plot"]
@@ -93,17 +94,23 @@ def codec(
 
 
 def hop(
-    url: Annotated[str, typer.Argument(help="A node, as http://127.0.0.1:7080.")],
+    url: Annotated[
+        str, typer.Argument(help="A node, as http://127.0.0.1:7080, or https with TLS.")
+    ],
     hidden_size: Annotated[
         int | None,
         typer.Option(min=1, max=1 << 20, help="Of its model.", show_default="what the node says"),
     ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     quick: Quick = False,
     rounds: Rounds = None,
     as_json: Json = False,
 ) -> None:
     """Time chunks of three lengths to a running node: its computing, and what the way adds."""
-    report = measure(measure_hop(url, Run(rounds, quick), hidden_size))
+    tls = tls_files(tls_cert, tls_key, tls_ca)
+    report = measure(measure_hop(url, Run(rounds, quick), hidden_size, tls))
     print_report(report, describe_machine(), as_json=as_json)
 
 

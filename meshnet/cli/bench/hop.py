@@ -23,6 +23,7 @@ from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.grammar import Phase, Want
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.tls import TLS_CA, TlsFiles, client_context
 from meshnet.timing import parse_timings
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import ChunkHeader
@@ -82,8 +83,10 @@ class _Probe:
         return seconds
 
 
-def node_address(url: str) -> str:
-    """Take ``http://HOST:PORT``, with or without a path, or ``HOST:PORT``; gives ``HOST:PORT``.
+def node_address(url: str) -> tuple[str, bool]:
+    """Take ``http[s]://HOST:PORT``, with or without a path, or ``HOST:PORT``.
+
+    Gives ``HOST:PORT``, and whether it speaks TLS.
 
     Raises:
         ConfigError: anything else.
@@ -91,28 +94,35 @@ def node_address(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     address = (rest if separator else url).partition("/")[0]
     host, _, port = address.rpartition(":")
-    if (separator and scheme != "http") or not host or not (port.isascii() and port.isdigit()):
+    good_scheme = not separator or scheme in ("http", "https")
+    if not good_scheme or not host or not (port.isascii() and port.isdigit()):
         raise ConfigError(
             f"URL: {url!r}; expected http://HOST:PORT of a node, as http://127.0.0.1:7080",
             field="URL",
         )
-    return address
+    return address, scheme == "https"
 
 
-async def measure_hop(url: str, run: Run, hidden_size: int | None = None) -> Report:
+async def measure_hop(
+    url: str, run: Run, hidden_size: int | None = None, tls: TlsFiles | None = None
+) -> Report:
     """Send chunks of three lengths to a node, beside a TCP echo of as many bytes on loopback.
 
     Args:
         url: of the node.
         run: how much to measure.
         hidden_size: of its hidden states, for a node whose /healthz does not say.
+        tls: files for a node with TLS; None takes the system's authorities.
 
     Raises:
-        MeshError: the node does not answer, or refuses the chunks.
+        MeshError: the node does not answer, or refuses the chunks; or a file cannot be used.
     """
-    address = node_address(url)
+    address, is_tls = node_address(url)
+    if tls is not None and not is_tls:
+        raise ConfigError(f"URL: {url!r}; expected https:// with {TLS_CA}", field="URL")
+    context = client_context(tls or TlsFiles() if is_tls else None)
     async with AsyncExitStack() as stack:
-        client = PlaneClient(policies=RAW_POLICIES)
+        client = PlaneClient(policies=RAW_POLICIES, tls=context)
         stack.push_async_callback(client.close)
         health = await _health(client, address)
         width = hidden_size or _hidden_size(health)
