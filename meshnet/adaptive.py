@@ -130,7 +130,7 @@ class EncodingChooser:
             policy = self._floors[phase] = self._policies.for_condition(
                 self._route_condition, phase
             )
-        size = memoryview(body).nbytes
+        size = len(body)
         if not policy.enabled:
             return self._raw("disabled", phase, policy)
         if size < policy.min_input_bytes or size == 0:
@@ -155,6 +155,19 @@ class EncodingChooser:
         if plan is None:
             plan = self._raw_plans[reason, phase] = Plan(None, reason, phase, policy, None)
         return plan
+
+    def pass_raw(self, plan: Plan, body: Body) -> CompressionResult:
+        """Do at once what applying and recording a raw plan come to: count the body."""
+        size = len(body)
+        key = (plan.phase, None, plan.reason)
+        with self._lock:
+            decisions = self.decisions.get(key)
+            if decisions is None:
+                decisions = self.decisions[key] = Decisions()
+            decisions.count += 1
+            decisions.input_bytes += size
+            decisions.output_bytes += size
+        return CompressionResult(body, None, size, size, 0.0, plan.reason)
 
     def record(self, plan: Plan, result: CompressionResult) -> None:
         """Learn from what a plan gave, and count it; once for each body, before it is sent."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from meshnet.dtypes import item_size
+from meshnet.dtypes import numpy_dtype
 from meshnet.errors import Code, WireError
 from meshnet.grammar import parse_count, parse_positive, parse_session
 from meshnet.topology import SessionId
@@ -129,7 +129,7 @@ def check_size(shape: tuple[int, ...], dtype: str, max_chunk_bytes: int) -> None
 
 def tensor_bytes(shape: tuple[int, ...], dtype: str) -> int:
     """Give the bytes of a tensor, in unbounded integers."""
-    return item_size(dtype) * math.prod(shape)
+    return numpy_dtype(dtype).itemsize * math.prod(shape)
 
 
 def identity(fields: dict[str, str]) -> tuple[SessionId, int, int]:

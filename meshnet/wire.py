@@ -6,6 +6,7 @@ Source: proto/WIRE.md.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -316,11 +317,12 @@ def view_tensor(
     Raises:
         WireError: the body has not exactly as many bytes as shape and dtype say.
     """
-    expected = tensor_bytes(shape, dtype)
+    element = numpy_dtype(dtype)
+    expected = element.itemsize * math.prod(shape)
     if len(body) != expected:
         raise WireError(
             f"body has {len(body)} bytes, expected {expected}"
             f" for shape {','.join(map(str, shape))} of {dtype}",
             field="Content-Length",
         )
-    return np.ndarray(shape, numpy_dtype(dtype), body)
+    return np.ndarray(shape, element, body)

@@ -35,7 +35,9 @@ def check_length(encoding: str | None, num_bytes: int, length: int) -> None:
         WireError: a raw body that is not exactly the tensor's `num_bytes`, or an encoded
             one that is longer than any that could decode to them.
     """
-    if encoding is None and length != num_bytes:
+    if encoding is None:
+        if length == num_bytes:
+            return
         raise WireError(
             f"Content-Length: body has {length} bytes; expected {num_bytes},"
             " as shape and dtype say",
@@ -145,7 +147,7 @@ def decompress_body(
         WireError: see `meshnet.codec.decompress`.
     """
     if encoding is None:
-        return decompress(None, body, num_bytes), 0.0
+        return body, 0.0  # its length is checked where it is viewed as a tensor
     started = time.perf_counter()
     raw = decompress(encoding, body, num_bytes, width)
     return raw, time.perf_counter() - started
@@ -153,6 +155,8 @@ def decompress_body(
 
 def compress_body(body: Body, plan: Plan, chooser: EncodingChooser) -> CompressionResult:
     """Encode a tensor's bytes as its chooser planned, which learns from what that gave."""
+    if plan.encoding is None:
+        return chooser.pass_raw(plan, body)
     result = plan.apply(body, time.perf_counter)
     chooser.record(plan, result)
     return result

@@ -25,6 +25,7 @@ from meshnet.plane.messages import (
     AnswerReader,
     ColdAnswer,
     Received,
+    RequestHeads,
     check_done,
     check_released,
     cold_failure,
@@ -85,6 +86,7 @@ class PlaneClient:
         # Long bodies are coded in threads, whose times are recorded there.
         self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
         self._answers = AnswerReader(limits)
+        self._heads = RequestHeads()
         self._pool = ConnectionPool(
             connect_timeout_s=connect_timeout_s,
             max_open=max_connections,
@@ -124,10 +126,10 @@ class PlaneClient:
         try:
             chooser = self.choosers.of(address)
             raw = view_bytes(tensor)
-            plan = chooser.choose(raw, header.phase.value, width=header.width)
+            plan = chooser.choose(raw, header.phase, width=header.width)
             coded_bytes = 0 if plan.encoding is None else len(raw)
             head, sent = await _off_loop(
-                coded_bytes, lambda: pack_request(address, header, raw, plan, chooser)
+                coded_bytes, lambda: pack_request(self._heads, address, header, raw, plan, chooser)
             )
             started = clock()
             received = await self._exchange(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,8 @@ from meshnet.plane.bodies import (
 )
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.http1 import CONTINUE, RequestHead, parse_request
-from meshnet.plane.inbox import ConnectionEndedError, read_head
+from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, read_head
+from meshnet.plane.memo import POSITION, LastHead
 from meshnet.plane.reply import Reply, late, not_allowed, problem
 from meshnet.plane.service import Service
 from meshnet.plane.session_requests import SESSIONS, answer_session
@@ -38,6 +40,7 @@ _FORWARD: Final = "/forward"
 _DRAIN_BYTES: Final = 64 * 1024
 """An unread body up to this is read and dropped; for a longer one the connection closes."""
 _LINGER_S: Final = 2.0
+_is_count: Final = re.compile(rb"[0-9]{1,20}").fullmatch
 
 _T = TypeVar("_T")
 
@@ -90,6 +93,9 @@ class Exchange:
             stream.set_deadline(limits.idle_timeout_s)
             stream.receive()
         self.idle = False
+        again = self._take_again()
+        if again is not None:
+            return self._answer(self._forward(*again), keep_alive=True, method="POST")
         try:
             head = stream.inbox.take_head(limits.max_header_bytes)
             if head is None:
@@ -109,10 +115,31 @@ class Exchange:
             if header is None:
                 reply = self._dispatch(request, head)
             else:
-                reply = self._forward(request, header)
+                reply = self._receive_chunk(request, header)
         except MeshError as error:
             reply = problem(error)
         return self._answer(reply, keep_alive=request.keep_alive, method=request.method)
+
+    def _take_again(self) -> tuple[ChunkHeader, memoryview] | None:
+        """Take a chunk like the last one, but for its position; None where it is another."""
+        inbox = self.stream.inbox
+        last: LastHead[ChunkHeader] | None = inbox.last
+        taken = None if last is None else inbox.take_again(last, _is_count)
+        if last is None or taken is None:
+            return None
+        value, body = taken
+        length = len(last.before) + len(value) + len(last.after)
+        if length != last.length:
+            last.length = length
+            self.stream.expect(length, last.num_bytes)
+        return last.made.at(int(value)), body
+
+    def _remember(self, head: bytes, request: RequestHead, header: ChunkHeader) -> None:
+        """Look out for a chunk like this one, where it is a short one that was raw."""
+        length = request.content_length
+        plain = header.encoding is None and request.keep_alive and not request.expects_continue
+        if plain and length is not None and length == header.num_bytes <= LANDING_BYTES:
+            self.stream.inbox.last = LastHead(head, POSITION, header, length)
 
     def _read_head(self, head: bytes) -> tuple[RequestHead, ChunkHeader | None]:
         """Read a head, and what it says of a chunk where one like it was read before."""
@@ -122,6 +149,7 @@ class Exchange:
             with contextlib.suppress(ValueError):  # the parsers below say what is wrong with it
                 position = header.position if value is None else parse_count(value.decode())
                 self.stream.expect(len(head), request.content_length)
+                self._remember(head, request, header)
                 return request, header.at(position)
         return parse_request(head, max_fields=self._service.limits.max_header_count), None
 
@@ -155,7 +183,7 @@ class Exchange:
             if request.method == "POST":
                 header = self._unpack(request)
                 self._service.chunks.keep(head, (replace(request, fields=[]), header))
-                return self._forward(request, header)
+                return self._receive_chunk(request, header)
             return not_allowed(request.method, path, "POST")
         if path.startswith(SESSIONS):
             handler = self._service.handler
@@ -180,23 +208,34 @@ class Exchange:
             )
         return header
 
-    def _forward(self, request: RequestHead, header: ChunkHeader) -> Reply:
-        body = self._receive(request, header)
-        raw, codec_s = decompress_body(header.encoding, body, header.num_bytes, header.width)
-        tensor = view_tensor(raw, header.shape, header.dtype)
-        chunk = Chunk(header, tensor, wire_bytes=len(body), codec_s=codec_s)
+    def _receive_chunk(self, request: RequestHead, header: ChunkHeader) -> Reply:
+        """Receive a chunk's body, whose header has been found good, and run it."""
+        num_bytes = header.num_bytes
+        body = self._receive(request, header, num_bytes)
+        if header.encoding is None:
+            return self._forward(header, body)
+        raw, codec_s = decompress_body(header.encoding, body, num_bytes, header.width)
+        return self._forward(header, raw, len(body), codec_s)
+
+    def _forward(
+        self, header: ChunkHeader, raw: Body, wire_bytes: int | None = None, codec_s: float = 0.0
+    ) -> Reply:
+        """Run a chunk; an error is its answer."""
         try:
-            answer = self._service.handler.forward(chunk, self.caller)
-        except (MeshError, CallerGoneError):
+            tensor = view_tensor(raw, header.shape, header.dtype)
+            chunk = Chunk(header, tensor, len(raw) if wire_bytes is None else wire_bytes, codec_s)
+            return self._pack(self._service.handler.forward(chunk, self.caller), header)
+        except MeshError as error:
+            return problem(error)
+        except CallerGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a backend raises is its own fault
-            raise _fault(_FORWARD, error) from None
-        return self._pack(answer, header)
+            return problem(_fault(_FORWARD, error))
 
-    def _receive(self, request: RequestHead, header: ChunkHeader) -> memoryview:
-        """Read a chunk's body, whose header has been found good."""
+    def _receive(self, request: RequestHead, header: ChunkHeader, num_bytes: int) -> memoryview:
+        """Read a chunk's body, whose header has been found good; `num_bytes` is the tensor's."""
         stream, limits = self.stream, self._service.limits
-        length, num_bytes = request.content_length, header.num_bytes
+        length = request.content_length
         if length is not None:
             check_length(header.encoding, num_bytes, length)
         elif not request.chunked:
@@ -254,7 +293,7 @@ class Exchange:
         if asked.accept_encoding:
             chooser = self._service.chooser
             plan = chooser.choose(
-                body, asked.phase.value, width=header.width, accepted=asked.accept_encoding
+                body, asked.phase, width=header.width, accepted=asked.accept_encoding
             )
             sent = compress_body(body, plan, chooser)
             body, encoding = sent.body, sent.encoding

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ssl
 import threading
-import time
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
@@ -19,11 +19,11 @@ from meshnet.grammar import Phase
 from meshnet.operations import Reservation, pack_reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_pool import HopPool
-from meshnet.plane.inbox import Inbox, Reading
 from meshnet.plane.messages import (
     AnswerReader,
     ColdAnswer,
     Received,
+    RequestHeads,
     check_done,
     check_released,
     cold_failure,
@@ -83,6 +83,7 @@ class HopClient:
             policies.for_condition(route_condition, phase.value)
         self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
         self._answers = AnswerReader(limits)
+        self._heads = RequestHeads()
         self._pool = HopPool(
             connect_timeout_s=connect_timeout_s,
             max_open=max_connections,
@@ -116,23 +117,23 @@ class HopClient:
             MeshError: what the node, or one after it, answered instead.
             CallerGoneError: `caller` left.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = monotonic() + timeout_s
         try:
             chooser = self.choosers.of(address)
             raw = view_bytes(tensor)
-            plan = chooser.choose(raw, header.phase.value, width=header.width)
-            head, sent = pack_request(address, header, raw, plan, chooser)
-            started = time.monotonic()
+            plan = chooser.choose(raw, header.phase, width=header.width)
+            head, sent = pack_request(self._heads, address, header, raw, plan, chooser)
+            started = monotonic()
             received = self._exchange(
                 address,
                 head,
                 sent.body,
-                lambda inbox: self._answers.read(inbox, header),
+                lambda stream: self._read_answer(stream, header),
                 deadline,
                 repeatable=header.position is not None,
-                caller=caller or Caller(),
+                caller=caller,
             )
-            learn(chooser, sent, time.monotonic() - started, received)
+            learn(chooser, sent, monotonic() - started, received)
             if received.error is None:
                 return received.decode(sent.output_bytes)
         except (OSError, WireError) as error:
@@ -157,7 +158,7 @@ class HopClient:
         """
         head = pack_cold(address, "PUT", session_path(asked.session), pack_reservation(asked))
         try:
-            answer = self._cold(address, head, timeout_s, caller or Caller())
+            answer = self._cold(address, head, timeout_s, caller)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)
@@ -170,7 +171,7 @@ class HopClient:
         """
         head = pack_cold(address, "DELETE", session_path(session))
         try:
-            answer = self._cold(address, head, timeout_s, Caller())
+            answer = self._cold(address, head, timeout_s, None)
         except (OSError, WireError) as error:
             raise cold_failure(error, address, timeout_s) from error
         check_released(answer)
@@ -183,14 +184,16 @@ class HopClient:
         """Close idle connections now, and those in use when their request ends."""
         self._pool.close()
 
-    def _cold(self, address: str, head: bytes, timeout_s: float, caller: Caller) -> ColdAnswer:
+    def _cold(
+        self, address: str, head: bytes, timeout_s: float, caller: Caller | None
+    ) -> ColdAnswer:
         """Send a request without a body, which may be repeated, and read its answer."""
         return self._exchange(
             address,
             head,
             b"",
-            lambda inbox: self._answers.read_cold(inbox, _MAX_COLD_BYTES),
-            time.monotonic() + timeout_s,
+            lambda stream: stream.run(self._answers.read_cold(stream.inbox, _MAX_COLD_BYTES)),
+            monotonic() + timeout_s,
             repeatable=True,
             caller=caller,
         )
@@ -200,11 +203,11 @@ class HopClient:
         address: str,
         head: bytes,
         body: Body,
-        read: Callable[[Inbox], Reading[_R]],
+        read: Callable[[Stream], _R],
         deadline: float,
         *,
         repeatable: bool,
-        caller: Caller,
+        caller: Caller | None,
     ) -> _R:
         """Send one request and read its answer by `read`; any failure closes the connection."""
         stream, reused = self._pool.acquire(address, deadline)
@@ -226,24 +229,34 @@ class HopClient:
         stream: Stream,
         head: bytes,
         body: Body,
-        read: Callable[[Inbox], Reading[_R]],
-        caller: Caller,
+        read: Callable[[Stream], _R],
+        caller: Caller | None,
     ) -> _R:
         reusable = False
         try:
-            with caller.waking(stream.abort):
-                sent = _send(stream, head, body)
-                stream.receive()
-                received = stream.run(read(stream.inbox))
+            if caller is None:
+                sent, received = _send(stream, head, body), read(stream)
+            else:
+                with caller.waking(stream.abort):
+                    sent, received = _send(stream, head, body), read(stream)
             reusable = received.reusable and sent
-            if isinstance(received, Received) and received.body is not None:
-                stream.expect(received.head_bytes, len(received.body))
             return received
         except OSError:
-            caller.check()
+            if caller is not None:
+                caller.check()
             raise
         finally:
             self._pool.release(address, stream, reusable=reusable)
+
+    def _read_answer(self, stream: Stream, asked: ChunkHeader) -> Received:
+        if not stream.inbox.buffered:
+            stream.receive()
+        received = self._answers.take_again(stream.inbox, asked)
+        if received is None:
+            received = stream.run(self._answers.read(stream.inbox, asked))
+        if received.body is not None:
+            stream.expect(received.head_bytes, len(received.body))
+        return received
 
 
 def _send(stream: Stream, head: bytes, body: Body) -> bool:

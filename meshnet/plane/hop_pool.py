@@ -25,15 +25,17 @@ class _Lane:
 
     Attributes:
         open: connections in use.
+        waiting: threads that wait for one.
         idle: kept, with the time each came back at; the last is taken first.
         rest_s: how long the address is left alone after its last failure to answer at all.
         rest_until: when that ends.
     """
 
-    __slots__ = ("idle", "open", "rest_s", "rest_until")
+    __slots__ = ("idle", "open", "rest_s", "rest_until", "waiting")
 
     def __init__(self) -> None:
         self.open = 0
+        self.waiting = 0
         self.idle: list[tuple[Stream, float]] = []
         self.rest_s = 0.0
         self.rest_until = 0.0
@@ -134,10 +136,14 @@ class HopPool:
                 self._forget_unused(address, lane)
 
     def _await_turn(self, lane: _Lane, deadline: float) -> None:
-        while lane.open >= self._max_open:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or not self._released.wait(remaining):
-                raise TimeoutError
+        lane.waiting += 1
+        try:
+            while lane.open >= self._max_open:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not self._released.wait(remaining):
+                    raise TimeoutError
+        finally:
+            lane.waiting -= 1
 
     def _open(self, address: str, lane: _Lane, deadline: float) -> Stream:
         now = time.monotonic()
@@ -192,8 +198,10 @@ class HopPool:
 
     def _leave(self, address: str, lane: _Lane) -> None:
         lane.open -= 1
-        self._released.notify_all()
-        self._forget_unused(address, lane)
+        if lane.waiting:
+            self._released.notify_all()
+        if not lane.idle:
+            self._forget_unused(address, lane)
 
     def _forget_unused(self, address: str, lane: _Lane) -> None:
         """Forget an address that nothing uses: callers name any number of them in routes."""

@@ -7,13 +7,14 @@ it filled wholly, straight from the socket.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Final, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from meshnet.errors import Code, WireError
 from meshnet.plane.http1 import find_head_end
+from meshnet.plane.memo import LastHead
 
 __all__ = [
     "LANDING_BYTES",
@@ -53,11 +54,23 @@ class Inbox:
     Attributes:
         received: bytes received so far, in place or not; tells whether an answer had begun.
         failure: why nothing more is to come; None while the connection is open.
+        last: the head that was read last, where its like may follow.
     """
 
-    __slots__ = ("_buffer", "_end", "_landed", "_landing", "_start", "_view", "failure", "received")
+    __slots__ = (
+        "_buffer",
+        "_end",
+        "_landed",
+        "_landing",
+        "_start",
+        "_view",
+        "failure",
+        "last",
+        "received",
+    )
 
     def __init__(self) -> None:
+        self.last: LastHead[Any] | None = None
         self.received = 0
         self.failure: OSError | None = None
         self._buffer = bytearray(_BUFFER_BYTES)
@@ -98,16 +111,23 @@ class Inbox:
         self.received += count
         self._end += count
 
-    def land(self, landing: memoryview, count: int) -> None:
-        """Count bytes received apart from the buffer, into memory where a body may stay.
+    def place(self, num_bytes: int) -> memoryview:
+        """View where the next bytes go while nothing is buffered."""
+        return self._view[:num_bytes]
 
-        What `claim` does not take for exactly such a body is moved to the buffer.
+    def land(self, head_bytes: int, landing: memoryview, count: int) -> None:
+        """Count bytes received while nothing was buffered: into `place`, then into `landing`.
+
+        The landed ones may stay there as a body. What is not taken for exactly such a body
+        is moved to the buffer.
         """
-        self.received += count
-        self._landing = landing
-        self._landed = count
-        if find_head_end(self._buffer, self._start, self._end) != self._end:
-            self._take_back()
+        if count <= head_bytes:
+            self.add(count)
+        else:
+            self.received += count
+            self._end = head_bytes
+            self._landing = landing
+            self._landed = count - head_bytes
 
     def claim(self, num_bytes: int) -> tuple[memoryview, int]:
         """Give memory for a body that begins here, and how many of its bytes are there already."""
@@ -138,6 +158,28 @@ class Inbox:
             self.consume(count)
         return count
 
+    def take_again(
+        self, last: LastHead[_T], grammar: Callable[[bytes], object]
+    ) -> tuple[bytes, memoryview] | None:
+        """Take a message whose head is like `last` and whose body landed, all of it.
+
+        Gives the value of the field that varies, and the body. None, and nothing is taken,
+        where it is another message, or where `grammar`, which must refuse CR and LF, finds
+        the value wanting.
+        """
+        body, start, end = self._landing, self._start, self._end
+        if body is None or not self._landed == len(body) == last.num_bytes:
+            return None
+        before, after, buffer = last.before, last.after, self._buffer
+        if not (buffer.startswith(before, start, end) and buffer.endswith(after, start, end)):
+            return None
+        value = bytes(buffer[start + len(before) : end - len(after)])
+        if not grammar(value):
+            return None
+        self._start = self._end = self._landed = 0
+        self._landing = None
+        return value, body
+
     def take_head(self, max_bytes: int) -> bytes | None:
         """Take up to and with the empty line that ends a head; None where that is not here yet.
 
@@ -152,6 +194,10 @@ class Inbox:
             self._start += 1
         limit = min(self._end, self._start + max_bytes)
         found = find_head_end(self._buffer, self._start, limit)
+        if found < 0 and self._landing is not None:
+            self._take_back()
+            limit = min(self._end, self._start + max_bytes)
+            found = find_head_end(self._buffer, self._start, limit)
         if found >= 0:
             head = bytes(self._view[self._start : found])
             self.consume(len(head))

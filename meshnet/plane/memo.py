@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final, Generic, TypeVar
 
-__all__ = ["POSITION", "SERVER_TIMING", "HeadMemo"]
+__all__ = ["POSITION", "SERVER_TIMING", "HeadMemo", "LastHead"]
 
 POSITION: Final = re.compile(rb"\r\nX-Meshnet-Position: ([0-9]{1,20})\r\n")
 SERVER_TIMING: Final = re.compile(
@@ -22,6 +22,36 @@ SERVER_TIMING: Final = re.compile(
 _MAX_ENTRIES: Final = 256
 
 _T = TypeVar("_T")
+
+
+class LastHead(Generic[_T]):
+    """The head of a connection's last short message: the next is most often like it.
+
+    Args:
+        head: as it came.
+        varying: as of `HeadMemo`.
+        made: what the parsers made of the head.
+        num_bytes: of the raw body that followed.
+
+    Attributes:
+        before: what stands before the value of the varying field.
+        after: what stands after it, to the head's end.
+        length: of the head.
+        made: as given.
+        num_bytes: as given.
+    """
+
+    __slots__ = ("after", "before", "length", "made", "num_bytes")
+
+    def __init__(self, head: bytes, varying: re.Pattern[bytes], made: _T, num_bytes: int) -> None:
+        match = varying.search(head)
+        # A head without the field is like no other: nothing stands after its end.
+        start, end = (len(head), 0) if match is None else match.span(1)
+        self.before = head[:start]
+        self.after = head[end:]
+        self.length = len(head)
+        self.made = made
+        self.num_bytes = num_bytes
 
 
 class HeadMemo(Generic[_T]):

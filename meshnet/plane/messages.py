@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -14,7 +15,7 @@ from meshnet.errors import Code, MeshError, NextHopError, WireError
 from meshnet.plane.bodies import compress_body, decompress_body, read_body, read_bounded
 from meshnet.plane.http1 import AnswerHead, build_request, parse_answer
 from meshnet.plane.inbox import ConnectionEndedError, Inbox, Reading, read_head
-from meshnet.plane.memo import SERVER_TIMING, HeadMemo
+from meshnet.plane.memo import POSITION, SERVER_TIMING, HeadMemo, LastHead
 from meshnet.plane.tls import explain
 from meshnet.plans import Plan
 from meshnet.problem import unpack_problem
@@ -34,6 +35,7 @@ __all__ = [
     "AnswerReader",
     "ColdAnswer",
     "Received",
+    "RequestHeads",
     "check_done",
     "check_released",
     "cold_failure",
@@ -49,6 +51,8 @@ _MAX_HEADER_BYTES: Final = 32 * 1024
 _MAX_HEADER_COUNT: Final = 128
 _MAX_PROBLEM_BYTES: Final = 64 * 1024
 _MAX_INTERIM: Final = 8
+_MAX_KNOWN: Final = 256
+_is_timing: Final = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?").fullmatch
 
 
 class Received(NamedTuple):
@@ -87,7 +91,10 @@ class Received(NamedTuple):
             raise TypeError("an error was answered")
         if body is None or header.shape is None or header.dtype is None:
             return Answer(header._replace(shape=None, dtype=None), None, sent_bytes=sent_bytes)
-        raw, codec_s = decompress_body(header.encoding, body, header.num_bytes, header.width)
+        raw: Body = body
+        codec_s = 0.0
+        if header.encoding is not None:
+            raw, codec_s = decompress_body(header.encoding, body, header.num_bytes, header.width)
         tensor = view_tensor(raw, header.shape, header.dtype)
         return Answer(header, tensor, len(body), codec_s, sent_bytes)
 
@@ -118,6 +125,24 @@ class AnswerReader:
         self._limits = limits
         self._known: HeadMemo[tuple[AnswerHead, AnswerHeader]] = HeadMemo(SERVER_TIMING)
 
+    def take_again(self, inbox: Inbox, asked: ChunkHeader) -> Received | None:
+        """Take an answer like the connection's last but for Server-Timing, if all of it is here.
+
+        None, and nothing is taken, where it is not: then `read` reads it.
+        """
+        last: LastHead[AnswerHeader] | None = inbox.last
+        if last is None:
+            return None
+        header = last.made
+        if header.session != asked.session or header.chunk_index != asked.chunk_index:
+            return None
+        taken = inbox.take_again(last, _is_timing)
+        if taken is None:
+            return None
+        timing, body = taken
+        last.length = len(last.before) + len(timing) + len(last.after)
+        return Received(header.timed(timing.decode("ascii")), body, None, True, last.length)
+
     def read(self, inbox: Inbox, asked: ChunkHeader) -> Reading[Received]:
         """Read what answers a chunk.
 
@@ -145,14 +170,18 @@ class AnswerReader:
             return Received(header, None, None, _reusable(head))
         if header.shape is None:
             raise WireError("X-Meshnet-Shape is missing", field="X-Meshnet-Shape")
+        num_bytes = header.num_bytes
         body = yield from read_body(
             inbox,
             encoding=header.encoding,
-            num_bytes=header.num_bytes,
+            num_bytes=num_bytes,
             content_length=head.content_length,
             chunked=head.chunked,
         )
-        return Received(header, body, None, _reusable(head), len(raw))
+        reusable = _reusable(head)
+        if header.encoding is None and reusable and head.content_length == num_bytes:
+            inbox.last = LastHead(raw, SERVER_TIMING, header, num_bytes)
+        return Received(header, body, None, reusable, len(raw))
 
     def read_cold(self, inbox: Inbox, max_bytes: int) -> Reading[ColdAnswer]:
         """Read an answer of at most `max_bytes`.
@@ -187,7 +216,49 @@ class AnswerReader:
         raise WireError(f"more than {_MAX_INTERIM} interim answers")
 
 
+class RequestHeads:
+    """Heads of chunks' requests; a session's next step is written anew in its position alone.
+
+    May be used by several threads.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[SessionId, _KnownHead] = {}
+
+    def pack(self, address: str, header: ChunkHeader, length: int) -> bytes:
+        """Write the head of a request whose body has `length` bytes."""
+        known = self._known.get(header.session)
+        if (
+            known is not None
+            and known.length == length
+            and known.address == address
+            and known.header.repeats(header)
+            and header.position is not None
+        ):
+            return b"%b%d%b" % (known.before, header.position, known.after)
+        head = build_request("POST", "/forward", address, pack_chunk(header), length)
+        match = POSITION.search(head)
+        if match is not None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            start, end = match.span(1)
+            known = _KnownHead(address, header, length, head[:start], head[end:])
+            self._known[header.session] = known
+        return head
+
+
+class _KnownHead(NamedTuple):
+    """A head that was written, before and after its position."""
+
+    address: str
+    header: ChunkHeader
+    length: int
+    before: bytes
+    after: bytes
+
+
 def pack_request(
+    heads: RequestHeads,
     address: str,
     header: ChunkHeader,
     raw: Body,
@@ -198,8 +269,7 @@ def pack_request(
     sent = compress_body(raw, plan, chooser)
     if sent.encoding != header.encoding:
         header = header._replace(encoding=sent.encoding)
-    head = build_request("POST", "/forward", address, pack_chunk(header), sent.output_bytes)
-    return head, sent
+    return heads.pack(address, header, sent.output_bytes), sent
 
 
 def learn(

@@ -16,6 +16,8 @@ from meshnet.wire import AnswerHeader, pack_answer
 __all__ = ["Reply", "ReplyHeads", "date", "late", "not_allowed", "problem"]
 
 _MAX_KNOWN: Final = 256
+_NUM_LASTING: Final = AnswerHeader._fields.index("server_timing")
+"""The fields of an answer's header before this one stay as they are for a session's steps."""
 
 
 @dataclass(slots=True)
@@ -55,17 +57,7 @@ class ReplyHeads:
             return build_answer(
                 reply.status, [("Date", date(now)), *reply.fields], length, close=close
             )
-        key = (
-            int(now),
-            answer.session,
-            answer.shape,
-            answer.dtype,
-            answer.chunk_index,
-            answer.chunk_total,
-            answer.encoding,
-            length,
-            close,
-        )
+        key = (int(now), length, close, answer[:_NUM_LASTING])
         begun = self._known.get(key)
         if begun is None:
             lasting = answer._replace(server_timing="", accept_encoding=ENCODINGS)

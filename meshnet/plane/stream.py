@@ -13,7 +13,8 @@ import select
 import socket
 import ssl
 import struct
-import time
+from collections.abc import Sequence
+from time import monotonic
 from typing import Final, TypeVar
 
 from meshnet.dtypes import Body
@@ -25,6 +26,8 @@ __all__ = ["Stream", "rest_of"]
 _FIRST_BYTES: Final = 4096
 """Enough for a head; more of a body that came with it would be copied from here to its place."""
 _SOON_S: Final = 0.05
+_RECEIVE: Final = socket.SO_RCVTIMEO
+_SEND: Final = socket.SO_SNDTIMEO
 
 _T = TypeVar("_T")
 
@@ -41,10 +44,10 @@ class Stream:
         self.inbox = Inbox()
         self._sock = sock
         self._deadline: float | None = None
-        self._expected: tuple[int, int] | None = None
+        self._expected: tuple[memoryview, int] | None = None
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
-        self._waits_s = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
+        self._waits_s = {_RECEIVE: 0.0, _SEND: 0.0}
 
     def fileno(self) -> int:
         """Give the socket's descriptor."""
@@ -60,7 +63,7 @@ class Stream:
 
     def set_deadline(self, seconds: float | None) -> None:
         """Let whatever waits from now on fail after `seconds`; None ends that."""
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._deadline = None if seconds is None else monotonic() + seconds
 
     def run(self, reading: Reading[_T]) -> _T:
         """Read one thing of a message.
@@ -90,14 +93,20 @@ class Stream:
         inbox = self.inbox
         if inbox.failure is not None:
             raise ConnectionEndedError(str(inbox.failure)) from inbox.failure
+        buffered = inbox.buffered
         try:
-            if self._expected is None or inbox.buffered:
+            if self._expected is None or buffered:
                 space = inbox.space()
-                inbox.add(self._receive_into(space if inbox.buffered else space[:_FIRST_BYTES]))
-            else:
-                self._receive_apart(*self._expected)
+                inbox.add(self._receive_into(space if buffered else space[:_FIRST_BYTES]))
+                return
+            place, body_bytes = self._expected
+            landing = allocate(body_bytes)
+            self._bound(_RECEIVE)
+            inbox.land(len(place), landing, self._sock.recvmsg_into((place, landing))[0])
         except TimeoutError:
             raise
+        except BlockingIOError:  # the deadline may have moved: see `_bound`
+            self.receive()
         except OSError as error:
             inbox.failure = error
 
@@ -106,22 +115,13 @@ class Stream:
 
         A short body then lands in its place by the call that receives its head.
         """
+        expected = self._expected
+        if expected is not None and expected[1] == body_bytes and len(expected[0]) == head_bytes:
+            return
         short = body_bytes is not None and 0 < body_bytes <= LANDING_BYTES
-        self._expected = (head_bytes, body_bytes) if short and body_bytes else None
-
-    def _receive_apart(self, head_bytes: int, body_bytes: int) -> None:
-        landing = allocate(body_bytes)
-        parts = [self.inbox.space()[:head_bytes], landing]
-        while True:
-            self._bound(socket.SO_RCVTIMEO)
-            try:
-                count = self._sock.recvmsg_into(parts)[0]
-                break
-            except BlockingIOError:
-                continue
-        self.inbox.add(min(count, head_bytes))
-        if count > head_bytes:
-            self.inbox.land(landing, count - head_bytes)
+        self._expected = (
+            (self.inbox.place(head_bytes), body_bytes) if short and body_bytes else None
+        )
 
     def send(self, head: bytes, body: Body = b"") -> None:
         """Send a head and its body, never joined.
@@ -130,9 +130,13 @@ class Stream:
             OSError: the connection broke.
             TimeoutError: the deadline passed.
         """
-        pieces: list[Body] = [head, body]
-        while pieces:
-            pieces = self._send_some(pieces)
+        self._bound(_SEND)
+        try:
+            sent = self._sock.sendmsg((head, body))
+        except BlockingIOError:
+            sent = 0
+        if sent != len(head) + len(body):
+            self._send_rest(rest_of((head, body), sent))
 
     def send_unless_answered(self, head: bytes, body: Body) -> bool:
         """Send as `send` does, until the other end sends something; False where it did.
@@ -141,7 +145,7 @@ class Stream:
             OSError: the connection broke.
             TimeoutError: the deadline passed.
         """
-        pieces: list[Body] = [head, body]
+        pieces: Sequence[Body] = (head, body)
         while pieces:
             try:
                 pieces = self._send_now(pieces)
@@ -200,22 +204,19 @@ class Stream:
 
     def _receive_into(self, target: memoryview, flags: int = 0) -> int:
         while True:
-            self._bound(socket.SO_RCVTIMEO)
+            self._bound(_RECEIVE)
             try:
                 return self._sock.recv_into(target, 0, flags)
             except BlockingIOError:
                 continue
 
-    def _send_some(self, pieces: list[Body]) -> list[Body]:
-        """Send what goes; gives what is left."""
-        self._bound(socket.SO_SNDTIMEO)
-        try:
-            sent = self._sock.sendmsg(pieces)
-        except BlockingIOError:
-            return pieces
-        return [] if sent == sum(map(len, pieces)) else rest_of(pieces, sent)
+    def _send_rest(self, pieces: Sequence[Body]) -> None:
+        while pieces:
+            self._bound(_SEND)
+            with contextlib.suppress(BlockingIOError):  # the deadline may have moved
+                pieces = rest_of(pieces, self._sock.sendmsg(pieces))
 
-    def _send_now(self, pieces: list[Body]) -> list[Body]:
+    def _send_now(self, pieces: Sequence[Body]) -> Sequence[Body]:
         """Send what goes without waiting; gives what is left.
 
         Raises:
@@ -231,7 +232,7 @@ class Stream:
         """
         if self._deadline is None:
             return None
-        remaining = self._deadline - time.monotonic()
+        remaining = self._deadline - monotonic()
         if remaining <= 0:
             raise TimeoutError
         return remaining
@@ -243,7 +244,7 @@ class Stream:
             if wait_s:
                 self._set_wait(option, 0.0)  # for ever
             return
-        remaining = self._deadline - time.monotonic()
+        remaining = self._deadline - monotonic()
         if remaining <= 0:
             raise TimeoutError
         if not remaining / 8 <= wait_s <= remaining:
@@ -270,10 +271,10 @@ class Stream:
                 return found[0][1]
 
 
-def rest_of(pieces: list[Body], sent: int) -> list[Body]:
+def rest_of(pieces: Sequence[Body], sent: int) -> Sequence[Body]:
     """Give what is left of `pieces` after `sent` bytes of them."""
     for index, piece in enumerate(pieces):
         if sent < len(piece):
             return [memoryview(piece)[sent:], *pieces[index + 1 :]]
         sent -= len(piece)
-    return []
+    return ()

@@ -6,7 +6,7 @@ import contextlib
 import select
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from meshnet.dtypes import Body
@@ -80,7 +80,7 @@ class TlsStream(Stream):
 
         What TLS says for itself, such as the tickets after the handshake, is no answer.
         """
-        pieces: list[Body] = [head, body]
+        pieces: Sequence[Body] = (head, body)
         while pieces:
             try:
                 pieces = self._send_now(pieces)
@@ -116,10 +116,16 @@ class TlsStream(Stream):
     def _receive_into(self, target: memoryview, flags: int = 0) -> int:
         return self._repeat(lambda: self._sock.recv_into(target))
 
-    def _send_some(self, pieces: list[Body]) -> list[Body]:
+    def send(self, head: bytes, body: Body = b"") -> None:
+        """Send a head and its body, each encrypted from its place."""
+        pieces: Sequence[Body] = (head, body)
+        while pieces:
+            pieces = self._send_now_or_wait(pieces)
+
+    def _send_now_or_wait(self, pieces: Sequence[Body]) -> Sequence[Body]:
         return self._repeat(lambda: self._send_now(pieces))
 
-    def _send_now(self, pieces: list[Body]) -> list[Body]:
+    def _send_now(self, pieces: Sequence[Body]) -> Sequence[Body]:
         return rest_of(pieces, self._sock.send(pieces[0]))
 
     def _repeat(self, work: Callable[[], _T]) -> _T:

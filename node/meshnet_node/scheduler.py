@@ -70,7 +70,11 @@ class Scheduler:
             MeshError: UNAVAILABLE, too many wait or none ended in time.
             CallerGoneError: `caller` left while this waited.
         """
-        self._take_turn(caller, self._decodes if urgent else self._prefills)
+        with self._lock:
+            is_free = not self._busy
+            self._busy = True
+        if not is_free:
+            self._wait_turn(caller, self._decodes if urgent else self._prefills)
         try:
             return work() if self._worker is None else self._worker.run(work)
         finally:
@@ -82,9 +86,9 @@ class Scheduler:
         if self._worker is not None:
             self._worker.close()
 
-    def _take_turn(self, caller: Caller, queue: deque[_Waiter]) -> None:
+    def _wait_turn(self, caller: Caller, queue: deque[_Waiter]) -> None:
         with self._lock:
-            if not self._busy:
+            if not self._busy:  # since
                 self._busy = True
                 return
             if len(self._decodes) + len(self._prefills) >= self._max_waiting:

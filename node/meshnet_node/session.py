@@ -56,6 +56,7 @@ class Session:
         self.last_used = now
         self.next_hop: Hop | None = None
         self.busy = False
+        self.num_waiting = 0
         self.closed = False
         self.changed = threading.Condition(lock)
 
@@ -154,7 +155,8 @@ class SessionTable:
         with self._lock:
             session.last_used = self._clock()
             session.busy = False
-            session.changed.notify_all()
+            if session.num_waiting:
+                session.changed.notify_all()
 
     def reserve(self, session_id: SessionId, tokens: int) -> tuple[Session, int]:
         """Hold `tokens` of cache for a session, opening it where it is new; never lowers.
@@ -270,6 +272,13 @@ class SessionTable:
 
     def _await_position(self, session: Session, header: ChunkHeader, caller: Caller) -> None:
         """Wait until no chunk computes and this one's position is not past the cache's end."""
+        session.num_waiting += 1
+        try:
+            self._await_turn(session, header, caller)
+        finally:
+            session.num_waiting -= 1
+
+    def _await_turn(self, session: Session, header: ChunkHeader, caller: Caller) -> None:
         until: float | None = None
         while not session.takes(header):
             if session.closed:

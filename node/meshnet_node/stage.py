@@ -107,24 +107,25 @@ class Stage:
         now = self._clock()
         num_bytes = 0 if output is None else output.nbytes
         timing = HopTiming(
-            node=self.node,
-            queue_ms=(started - arrived) * 1e3,
-            compute_ms=(ended - started) * 1e3,
-            codec_ms=(chunk.codec_s + (answer.codec_s if answer else 0.0)) * 1e3,
-            next_ms=(now - ended) * 1e3 if answer else 0.0,
-            total_ms=(now - arrived) * 1e3,
-            in_bytes=chunk.wire_bytes,
-            out_bytes=answer.sent_bytes if answer else num_bytes,
+            self.node,
+            (started - arrived) * 1e3,
+            (ended - started) * 1e3,
+            (chunk.codec_s + (answer.codec_s if answer else 0.0)) * 1e3,
+            (now - ended) * 1e3 if answer else 0.0,
+            (now - arrived) * 1e3,
+            chunk.wire_bytes,
+            answer.sent_bytes if answer else num_bytes,
         )
         tensor = answer.tensor if answer else output
         return Answer(
             AnswerHeader(
-                shape=None if tensor is None else tensor.shape,
-                dtype=None if tensor is None else _wire_dtype(tensor),
-                session=header.session,
-                chunk_index=header.chunk_index,
-                chunk_total=header.chunk_total,
-                server_timing=format_timing(timing, answer.header.server_timing if answer else ""),
+                None if tensor is None else tensor.shape,
+                None if tensor is None else _wire_dtype(tensor),
+                header.session,
+                header.chunk_index,
+                header.chunk_total,
+                None,
+                format_timing(timing, answer.header.server_timing if answer else ""),
             ),
             tensor,
         )

@@ -81,10 +81,9 @@ async def test_a_body_is_received_where_the_tensor_is(encoding: str | None, memo
 def test_a_short_body_that_came_with_its_head_stays_where_it_landed(expected: bool) -> None:
     head = b"POST / HTTP/1.1\r\n\r\n"
     inbox, landing = Inbox(), allocate(32)
-    inbox.space()[: len(head)] = head
-    inbox.add(len(head))
+    inbox.place(len(head))[:] = head
     landing[:20] = bytes(range(20))
-    inbox.land(landing, 20)
+    inbox.land(len(head), landing, len(head) + 20)
     assert inbox.buffered == len(head) + 20
     assert inbox.take_head(1024) == head
     body, filled = inbox.claim(32 if expected else 16)
@@ -99,10 +98,9 @@ def test_a_short_body_that_came_with_its_head_stays_where_it_landed(expected: bo
 def test_a_head_of_another_length_is_read_as_if_nothing_was_expected(split: int) -> None:
     message = b"POST / HTTP/1.1\r\nA: b\r\n\r\nbody"
     inbox, landing = Inbox(), allocate(32)
-    inbox.space()[:split] = message[:split]
-    inbox.add(split)
+    inbox.place(split)[:] = message[:split]
     landing[: len(message) - split] = message[split:]
-    inbox.land(landing, len(message) - split)
+    inbox.land(split, landing, len(message))
     assert inbox.take_head(1024) == message[:-4]
     body, filled = inbox.claim(4)
     assert bytes(body[:filled]) == b"body"
