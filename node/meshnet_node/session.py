@@ -43,6 +43,8 @@ class Session:
     Attributes:
         cache: the backend's.
         reserved_tokens: what the budget counts for it.
+        settled_tokens: the same without a chunk under way; 0 while none has gone well and
+            nobody has reserved.
         last_used: of the table's clock.
         next_hop: where its chunks went on, for the release along the route.
     """
@@ -53,6 +55,7 @@ class Session:
         self.id = session_id
         self.cache = cache
         self.reserved_tokens = 0
+        self.settled_tokens = 0
         self.last_used = now
         self.next_hop: Hop | None = None
         self.busy = False
@@ -86,7 +89,7 @@ class Turn:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._table.end_turn(self._session)
+        self._table.end_turn(self._session, went_well=error is None)
 
 
 class SessionTable:
@@ -150,11 +153,21 @@ class SessionTable:
             self._await_position(session, header, caller)
             return self._begin_turn(session, header)
 
-    def end_turn(self, session: Session) -> None:
-        """Let the next chunk of `session` have its turn."""
+    def end_turn(self, session: Session, *, went_well: bool) -> None:
+        """Let the next chunk of `session` have its turn.
+
+        A chunk that failed leaves nothing behind: what it reserved is given back, and a
+        session that it opened is forgotten.
+        """
         with self._lock:
             session.last_used = self._clock()
             session.busy = False
+            if went_well:
+                session.settled_tokens = session.reserved_tokens
+            elif session.settled_tokens or session.cache.length:
+                self._lower(session, session.settled_tokens)
+            elif self._sessions.get(session.id) is session:
+                self._forget(session.id)
             if session.num_waiting:
                 session.changed.notify_all()
 
@@ -169,20 +182,21 @@ class SessionTable:
         """
         with self._lock:
             session = self._sessions.get(session_id)
+            before = 0
             if session is None:
-                return self._open(session_id, tokens), 0
-            before = session.reserved_tokens
-            self._reserve(session, tokens)
-            session.last_used = self._clock()
+                session = self._open(session_id, tokens)
+            else:
+                before = session.reserved_tokens
+                self._reserve(session, tokens)
+                session.last_used = self._clock()
+            session.settled_tokens = max(session.settled_tokens, tokens)
             return session, before
 
     def lower(self, session: Session, tokens: int) -> None:
         """Set a session's reservation back to `tokens`, or to what it uses where that is more."""
         with self._lock:
-            more = session.reserved_tokens - max(tokens, session.cache.length)
-            if more > 0 and not session.closed:
-                session.reserved_tokens -= more
-                self._reserved_tokens -= more
+            self._lower(session, tokens)
+            session.settled_tokens = session.reserved_tokens
 
     def release(self, session_id: SessionId) -> Session | None:
         """Forget a session, give back its cache, end its waiting chunks; None if not held."""
@@ -213,6 +227,12 @@ class SessionTable:
             self._opened.notify_all()
             for session in self._sessions.values():
                 session.changed.notify_all()
+
+    def _lower(self, session: Session, tokens: int) -> None:
+        more = session.reserved_tokens - max(tokens, session.cache.length)
+        if more > 0 and not session.closed:
+            session.reserved_tokens -= more
+            self._reserved_tokens -= more
 
     def _begin_turn(self, session: Session, header: ChunkHeader) -> Turn:
         position = session.cache.length if header.position is None else header.position

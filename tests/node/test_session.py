@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from meshnet.errors import CacheFullError, MeshError, PositionError, UnknownSessionError
+from meshnet.errors import CacheFullError, Code, MeshError, PositionError, UnknownSessionError
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.topology import LayerRange, SessionId
 from meshnet.wire import ChunkHeader
@@ -202,3 +202,46 @@ async def test_a_chunk_whose_caller_leaves_waits_no_longer():
     with pytest.raises(CallerGoneError):
         await asyncio.wait_for(waiting, 5.0)
     assert await take(sessions, chunk(session, 4)) == 4
+
+
+async def test_a_first_chunk_that_fails_leaves_no_session():
+    sessions, session = table(), new_session()
+    for failure in (MeshError(Code.INVALID_ARGUMENT, "no such token"), CallerGoneError()):
+        with (
+            pytest.raises(type(failure)),
+            sessions.turn(chunk(session, 0, max_tokens=90), Caller()),
+        ):
+            raise failure
+        assert (len(sessions), sessions.reserved_tokens) == (0, 0)
+    assert await take(sessions, chunk(session, 0)) == 0
+
+
+async def test_a_later_chunk_that_fails_gives_back_what_it_reserved():
+    sessions, session = table(), new_session()
+    await take(sessions, chunk(session, 0, max_tokens=6))
+    turn = sessions.turn(chunk(session, 4, 50), Caller())
+    assert sessions.reserved_tokens == 54
+    with pytest.raises(ZeroDivisionError), turn:
+        raise ZeroDivisionError
+    assert (len(sessions), sessions.reserved_tokens) == (1, 6)
+
+
+async def test_a_chunk_that_fails_leaves_a_reservation_as_it_was():
+    sessions, session = table(), new_session()
+    sessions.reserve(session, 40)
+    with pytest.raises(ZeroDivisionError), sessions.turn(chunk(session, 0), Caller()):
+        raise ZeroDivisionError
+    assert (len(sessions), sessions.reserved_tokens) == (1, 40)
+
+
+async def test_a_chunk_that_waits_for_one_that_fails_to_open_the_session_is_told():
+    sessions, session = table(reorder_wait_s=30.0), new_session()
+    turn = sessions.turn(chunk(session, 0, chunk_total=2), Caller())
+    early = chunk(session, 4, chunk_index=1, chunk_total=2)
+    waiting = asyncio.create_task(take(sessions, early))
+    await until_waiting(sessions, session)
+    with pytest.raises(ZeroDivisionError), turn:
+        raise ZeroDivisionError
+    with pytest.raises(MeshError) as caught:
+        await asyncio.wait_for(waiting, 5.0)
+    assert caught.value.reason == "SESSION_RELEASED"
