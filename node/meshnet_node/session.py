@@ -13,7 +13,7 @@ from types import TracebackType
 
 from meshnet.errors import CacheFullError, Code, MeshError, PositionError, UnknownSessionError
 from meshnet.plane.caller import Caller
-from meshnet.topology import Hop, SessionId
+from meshnet.topology import Hop, LayerRange, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.backend import Cache
 
@@ -198,6 +198,65 @@ class SessionTable:
             self._lower(session, tokens)
             session.settled_tokens = session.reserved_tokens
 
+    def hold(self, session_id: SessionId, caller: Caller) -> Turn:
+        """Wait until no chunk of a session computes, and let none begin while its turn lasts.
+
+        Raises:
+            UnknownSessionError: it is not held here.
+            MeshError: ABORTED, it is released meanwhile.
+            CallerGoneError: `caller` left while this waited.
+        """
+        with caller.waking(self._wake_all), self._lock:
+            session = self._sessions.get(session_id)
+            if session is None:
+                raise UnknownSessionError(f"session {session_id} is not held here")
+            while session.busy and not session.closed:
+                session.changed.wait()
+                caller.check()
+            if session.closed:
+                raise _released(session)
+            session.busy = True
+            return Turn(self, session, session.cache.length)
+
+    def expect(self, session_id: SessionId, layers: LayerRange, tokens: int) -> Session:
+        """Reserve for a session whose cache is on its way here; `admit` or `give_up` follows.
+
+        One with its id that is held stays until then, and is replaced: a repeated request.
+
+        Raises:
+            CacheFullError: no cache tokens or no session place are left.
+            MeshError: UNAVAILABLE while draining; ABORTED, reason ``SESSION_HELD``, where
+                the session computes here, or uses other layers.
+        """
+        with self._lock:
+            self._check_replaceable(session_id, layers)
+            return self._new(session_id, tokens)
+
+    def admit(self, session: Session) -> None:
+        """Hold a session that was expected, instead of one with its id that may be held.
+
+        Raises:
+            MeshError: as `expect`; the session is given up then.
+        """
+        with self._lock:
+            try:
+                self._check_place()
+                self._check_replaceable(session.id, session.cache.layers)
+            except MeshError:
+                self._free(session)
+                raise
+            held = self._forget(session.id)
+            if held is not None:
+                held.changed.notify_all()
+            session.last_used = self._clock()
+            self._sessions[session.id] = session
+            self._opened.notify_all()
+
+    def give_up(self, session: Session) -> None:
+        """Give back what an expected session reserved."""
+        with self._lock:
+            self._free(session)
+
     def release(self, session_id: SessionId) -> Session | None:
         """Forget a session, give back its cache, end its waiting chunks; None if not held."""
         with self._lock:
@@ -240,14 +299,26 @@ class SessionTable:
         session.busy = True
         return Turn(self, session, position)
 
+    def _check_replaceable(self, session_id: SessionId, layers: LayerRange | None) -> None:
+        held = self._sessions.get(session_id)
+        if held is not None and (held.busy or held.cache.layers not in (None, layers)):
+            raise MeshError(
+                Code.ABORTED,
+                f"session {session_id} is held here, for layers {held.cache.layers}",
+                reason="SESSION_HELD",
+            )
+
     def _forget(self, session_id: SessionId) -> Session | None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            session.closed = True
-            self._reserved_tokens -= session.reserved_tokens
-            session.reserved_tokens = 0
+            self._free(session)
             self._ended.notify_all()
         return session
+
+    def _free(self, session: Session) -> None:
+        session.closed = True
+        self._reserved_tokens -= session.reserved_tokens
+        session.reserved_tokens = 0
 
     def _find(self, header: ChunkHeader, caller: Caller) -> Session:
         """Give the chunk's session, opening it for a first chunk."""
@@ -264,6 +335,18 @@ class SessionTable:
         return self._open(header.session, max(header.max_tokens or 0, header.num_tokens))
 
     def _open(self, session_id: SessionId, tokens: int) -> Session:
+        session = self._sessions[session_id] = self._new(session_id, tokens)
+        self._opened.notify_all()
+        return session
+
+    def _new(self, session_id: SessionId, tokens: int) -> Session:
+        """Make a session that is not held yet."""
+        self._check_place()
+        session = Session(session_id, self._open_cache(), self._clock(), self._lock)
+        self._reserve(session, tokens)
+        return session
+
+    def _check_place(self) -> None:
         if self.draining:
             raise MeshError(
                 Code.UNAVAILABLE,
@@ -273,11 +356,6 @@ class SessionTable:
             )
         if len(self._sessions) >= self._limits.max_sessions:
             raise CacheFullError(f"{len(self._sessions)} sessions are held, the most allowed here")
-        session = Session(session_id, self._open_cache(), self._clock(), self._lock)
-        self._reserve(session, tokens)
-        self._sessions[session_id] = session
-        self._opened.notify_all()
-        return session
 
     def _await_opened(self, session_id: SessionId, caller: Caller) -> Session | None:
         """Wait for the first chunk of a prompt whose later chunk came here before it."""
@@ -302,9 +380,7 @@ class SessionTable:
         until: float | None = None
         while not session.takes(header):
             if session.closed:
-                raise MeshError(
-                    Code.ABORTED, f"session {session.id} was released", reason="SESSION_RELEASED"
-                )
+                raise _released(session)
             if session.busy:
                 # A chunk that computes is bounded by its own hop's timeout, so that only the
                 # wait for a predecessor that never comes needs a bound here.
@@ -336,3 +412,7 @@ class SessionTable:
             )
         session.reserved_tokens = tokens
         self._reserved_tokens += more
+
+
+def _released(session: Session) -> MeshError:
+    return MeshError(Code.ABORTED, f"session {session.id} was released", reason="SESSION_RELEASED")

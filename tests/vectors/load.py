@@ -69,6 +69,24 @@ class AnswerVector:
 
 
 @dataclass(frozen=True)
+class CacheVector:
+    """One KV cache, and what a node must make of it; attributes are the file's members."""
+
+    name: str
+    about: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    expect: dict[str, Any]
+
+    @property
+    def good(self) -> bool:
+        return bool(self.expect["status"] < 300)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class Reply:
     """What came back over a socket; names of headers are in lower case."""
 
@@ -119,6 +137,20 @@ def load_answers() -> list[AnswerVector]:
             expect=case["expect"],
         )
         for name, case in _cases("answers")
+    ]
+
+
+def load_caches() -> list[CacheVector]:
+    """Load all caches."""
+    return [
+        CacheVector(
+            name=name,
+            about=case["about"],
+            headers=tuple((name, value) for name, value in case["headers"]),
+            body=_body(case),
+            expect=case["expect"],
+        )
+        for name, case in _cases("caches")
     ]
 
 
