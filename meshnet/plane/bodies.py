@@ -7,6 +7,7 @@ again, so a handler may keep the tensor as long as it likes.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from meshnet.adaptive import EncodingChooser
 from meshnet.codec import decompress, max_body_bytes
@@ -25,6 +26,7 @@ __all__ = [
     "read_body",
     "read_bounded",
     "read_exactly",
+    "read_into",
 ]
 
 
@@ -103,6 +105,14 @@ def read_exactly(inbox: Inbox, num_bytes: int) -> Reading[memoryview]:
     if filled < num_bytes:
         yield body[filled:]
     return body
+
+
+def read_into(inbox: Inbox, targets: Iterable[memoryview]) -> Reading[None]:
+    """Read a body into memory that is there already, one part after the other."""
+    for target in targets:
+        filled = inbox.take_into(target)
+        if filled < len(target):
+            yield target[filled:]
 
 
 def _read_chunked(inbox: Inbox, out: memoryview) -> Reading[int]:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 
+from meshnet.cache_wire import MoveHeader, pack_move
 from meshnet.choosers import LinkChoosers
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionPolicies
@@ -159,6 +160,23 @@ class PlaneClient:
             MeshError: what the node, or one after it, answered instead; nothing is held then.
         """
         head = pack_cold(address, "PUT", session_path(asked.session), pack_reservation(asked))
+        try:
+            answer = await self._cold(address, head, timeout_s)
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
+        check_done(answer)
+
+    async def move(
+        self, address: str, node: NodeId, asked: MoveHeader, *, timeout_s: float
+    ) -> None:
+        """Have a node hand a session's cache to other nodes and forget the session.
+
+        Raises:
+            NextHopError: as `forward`; the cache may have moved.
+            MeshError: what the node, or one that was to take the cache, answered instead.
+        """
+        path = f"{session_path(asked.session)}/move"
+        head = pack_cold(address, "POST", path, pack_move(asked))
         try:
             answer = await self._cold(address, head, timeout_s)
         except (OSError, WireError) as error:

@@ -21,10 +21,11 @@ from meshnet.plane.bodies import (
     decompress_body,
     read_body,
     read_exactly,
+    read_into,
 )
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.http1 import CONTINUE, RequestHead, parse_request
-from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, read_head
+from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, Reading, read_head
 from meshnet.plane.memo import POSITION, LastHead
 from meshnet.plane.reply import Reply, late, not_allowed, problem
 from meshnet.plane.service import Service
@@ -187,7 +188,12 @@ class Exchange:
             return not_allowed(request.method, path, "POST")
         if path.startswith(SESSIONS):
             handler = self._service.handler
-            return self._call(lambda: answer_session(request, path, handler, self.caller), path)
+            return self._call(
+                lambda: answer_session(
+                    request, path, handler, self.caller, lambda into: self._fill(request, into)
+                ),
+                path,
+            )
         found = self._call(lambda: self._service.handler.get(path), path)
         if found is None:
             raise MeshError(
@@ -234,7 +240,7 @@ class Exchange:
 
     def _receive(self, request: RequestHead, header: ChunkHeader, num_bytes: int) -> memoryview:
         """Read a chunk's body, whose header has been found good; `num_bytes` is the tensor's."""
-        stream, limits = self.stream, self._service.limits
+        stream = self.stream
         length = request.content_length
         if length is not None:
             check_length(header.encoding, num_bytes, length)
@@ -248,29 +254,38 @@ class Exchange:
         if length is not None and stream.inbox.buffered >= length:
             self._unread = 0
             return stream.inbox.claim(length)[0]
+        return self._run(
+            request,
+            read_body(
+                stream.inbox,
+                encoding=header.encoding,
+                num_bytes=num_bytes,
+                content_length=length,
+                chunked=request.chunked,
+            ),
+            num_bytes,
+        )
+
+    def _fill(self, request: RequestHead, into: list[memoryview]) -> None:
+        """Read a body of known length to where it stays."""
+        self._run(request, read_into(self.stream.inbox, into), sum(map(len, into)))
+
+    def _run(self, request: RequestHead, reading: Reading[_T], num_bytes: int) -> _T:
+        """Read a body whose header has been found good."""
+        stream, limits = self.stream, self._service.limits
         timeout_s = limits.read_timeout_s + num_bytes / limits.min_bytes_per_s
         stream.set_deadline(timeout_s)
         if request.expects_continue and not stream.inbox.buffered:
             stream.send(CONTINUE)
         self._unread = None
         try:
-            body = stream.run(
-                read_body(
-                    stream.inbox,
-                    encoding=header.encoding,
-                    num_bytes=num_bytes,
-                    content_length=length,
-                    chunked=request.chunked,
-                )
-            )
+            read = stream.run(reading)
         except TimeoutError:
             raise late("the body", timeout_s) from None
         except ConnectionEndedError:
-            raise WireError(
-                f"the connection ended within the body of a tensor of {num_bytes} bytes"
-            ) from None
+            raise WireError(f"the connection ended within a body of {num_bytes} bytes") from None
         self._unread = 0
-        return body
+        return read
 
     def _call(self, work: Callable[[], _T], path: str) -> _T:
         """Call the handler."""

@@ -5,15 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
 from meshnet.operations import Reservation
 from meshnet.plane.caller import Caller
 from meshnet.topology import SessionId
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
 
-__all__ = ["PlaneHandler", "PlaneLimits"]
+__all__ = ["ArrivingCache", "PlaneHandler", "PlaneLimits"]
 
 _MAX_HEADER_BYTES = 32 * 1024
+
+
+class ArrivingCache(Protocol):
+    """A session's KV cache on its way to a node; one of `keep` and `drop` is called."""
+
+    @property
+    def memory(self) -> list[memoryview]:
+        """What to fill with its bytes, in order; as long as its header says in all."""
+        ...
+
+    def keep(self) -> None:
+        """Hold it: all of it is there."""
+        ...
+
+    def drop(self) -> None:
+        """Free it: not all of it came."""
+        ...
 
 
 class PlaneHandler(Protocol):
@@ -34,6 +52,14 @@ class PlaneHandler(Protocol):
 
     def reserve(self, asked: Reservation, caller: Caller) -> None:
         """Open a session here and at the hops after, with its cache; all of them or none."""
+        ...
+
+    def move(self, asked: MoveHeader, caller: Caller) -> None:
+        """Send a session's cache to the hops asked and forget it here; or change nothing."""
+        ...
+
+    def take_cache(self, header: CacheHeader) -> ArrivingCache:
+        """Make room for a cache that is this node's to hold."""
         ...
 
     def release(self, session: SessionId) -> None:

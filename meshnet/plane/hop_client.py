@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 
+from meshnet.cache_wire import CacheHeader
 from meshnet.choosers import LinkChoosers
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionPolicies
@@ -29,6 +30,7 @@ from meshnet.plane.messages import (
     cold_failure,
     hop_failure,
     learn,
+    pack_cache_request,
     pack_cold,
     pack_request,
     session_path,
@@ -163,6 +165,38 @@ class HopClient:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)
 
+    def send_cache(
+        self,
+        address: str,
+        node: NodeId,
+        header: CacheHeader,
+        views: list[memoryview],
+        *,
+        timeout_s: float,
+        caller: Caller | None = None,
+    ) -> None:
+        """Hand a session's KV cache to a node, straight from where it is kept.
+
+        Args:
+            address: as `forward`.
+            node: as `forward`.
+            header: says what follows.
+            views: its bytes, in order; must not change until this returns.
+            timeout_s: as `forward`.
+            caller: as `forward`.
+
+        Raises:
+            NextHopError: as `forward`; the node may hold the cache.
+            MeshError: what the node answered instead of holding it.
+            CallerGoneError: `caller` left.
+        """
+        head = pack_cache_request(address, header)
+        try:
+            answer = self._cold(address, head, timeout_s, caller or Caller(), views)
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
+        check_done(answer)
+
     def release(self, address: str, session: SessionId, *, timeout_s: float = 5.0) -> None:
         """Free what a session holds at a node and along its route.
 
@@ -185,13 +219,18 @@ class HopClient:
         self._pool.close()
 
     def _cold(
-        self, address: str, head: bytes, timeout_s: float, caller: Caller | None
+        self,
+        address: str,
+        head: bytes,
+        timeout_s: float,
+        caller: Caller | None,
+        body: Body | list[memoryview] = b"",
     ) -> ColdAnswer:
-        """Send a request without a body, which may be repeated, and read its answer."""
+        """Send a request that may be repeated, and read its answer."""
         return self._exchange(
             address,
             head,
-            b"",
+            body,
             lambda stream: stream.run(self._answers.read_cold(stream.inbox, _MAX_COLD_BYTES)),
             monotonic() + timeout_s,
             repeatable=True,
@@ -202,7 +241,7 @@ class HopClient:
         self,
         address: str,
         head: bytes,
-        body: Body,
+        body: Body | list[memoryview],
         read: Callable[[Stream], _R],
         deadline: float,
         *,
@@ -228,7 +267,7 @@ class HopClient:
         address: str,
         stream: Stream,
         head: bytes,
-        body: Body,
+        body: Body | list[memoryview],
         read: Callable[[Stream], _R],
         caller: Caller | None,
     ) -> _R:
@@ -259,9 +298,11 @@ class HopClient:
         return received
 
 
-def _send(stream: Stream, head: bytes, body: Body) -> bool:
+def _send(stream: Stream, head: bytes, body: Body | list[memoryview]) -> bool:
     """Send a request; False where the node answers early, or closes: its answer counts."""
     try:
+        if isinstance(body, list):
+            return stream.send_unless_answered(head, *body)
         if len(body) > _LISTEN_ASIDE_BYTES:
             return stream.send_unless_answered(head, body)
         stream.send(head, body)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from meshnet.adaptive import EncodingChooser
+from meshnet.cache_wire import CacheHeader, pack_cache
 from meshnet.choosers import record_answer
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionResult
@@ -41,6 +42,7 @@ __all__ = [
     "cold_failure",
     "hop_failure",
     "learn",
+    "pack_cache_request",
     "pack_cold",
     "pack_request",
     "session_path",
@@ -294,6 +296,12 @@ def pack_cold(address: str, method: str, target: str, fields: Headers = ()) -> b
     """Write a request without a body, and say so where its method could have one."""
     length = 0 if method in ("PUT", "POST") else None
     return build_request(method, target, address, fields, length)
+
+
+def pack_cache_request(address: str, header: CacheHeader) -> bytes:
+    """Write the head of a request whose body is a session's cache."""
+    path = f"{session_path(header.session)}/cache"
+    return build_request("PUT", path, address, pack_cache(header), header.num_bytes)
 
 
 def session_path(session: SessionId) -> str:

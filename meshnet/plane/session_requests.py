@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from meshnet.errors import Code, MeshError
+from meshnet.cache_wire import CacheHeader, unpack_cache, unpack_move
+from meshnet.errors import Code, MeshError, WireError
 from meshnet.grammar import parse_session
 from meshnet.operations import unpack_reservation
 from meshnet.plane.caller import Caller
@@ -19,6 +20,8 @@ __all__ = ["SESSIONS", "answer_session"]
 
 SESSIONS: Final = "/sessions/"
 
+Receive = Callable[[list[memoryview]], None]
+
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
@@ -29,16 +32,20 @@ class _Asked:
         head: with its header fields.
         handler: the node's.
         caller: who waits for the answer.
+        receive: reads the request's body into memory of just its length.
     """
 
     session: SessionId
     head: RequestHead
     handler: PlaneHandler
     caller: Caller
+    receive: Receive
 
 
-def answer_session(head: RequestHead, path: str, handler: PlaneHandler, caller: Caller) -> Reply:
-    """Answer a request whose path begins with `SESSIONS`; a body it may have is not read.
+def answer_session(
+    head: RequestHead, path: str, handler: PlaneHandler, caller: Caller, receive: Receive
+) -> Reply:
+    """Answer a request whose path begins with `SESSIONS`; no body but a cache's is read.
 
     Raises:
         MeshError: to be answered instead.
@@ -60,7 +67,7 @@ def answer_session(head: RequestHead, path: str, handler: PlaneHandler, caller: 
         raise MeshError(
             Code.INVALID_ARGUMENT, f"session {text[:80]!r}; expected {error}", field="session"
         ) from None
-    return act(_Asked(session, head, handler, caller))
+    return act(_Asked(session, head, handler, caller, receive))
 
 
 def _release(asked: _Asked) -> Reply:
@@ -73,7 +80,44 @@ def _reserve(asked: _Asked) -> Reply:
     return Reply(204, [], None)
 
 
+def _move(asked: _Asked) -> Reply:
+    asked.handler.move(unpack_move(asked.session, asked.head.fields), asked.caller)
+    return Reply(204, [], None)
+
+
+def _take(asked: _Asked) -> Reply:
+    header = unpack_cache(asked.session, asked.head.fields)
+    _check_length(asked.head, header)
+    arriving = asked.handler.take_cache(header)
+    try:
+        asked.receive(arriving.memory)
+    except BaseException:
+        arriving.drop()
+        raise
+    arriving.keep()
+    return Reply(204, [], None)
+
+
+def _check_length(head: RequestHead, header: CacheHeader) -> None:
+    """Refuse a body that is not just the cache's, before anything is taken for it."""
+    if head.content_length is None:
+        raise WireError(
+            f"Content-Length is missing; expected {header.num_bytes}, as the header says",
+            field="Content-Length",
+            code=Code.LENGTH_REQUIRED,
+        )
+    if head.content_length != header.num_bytes:
+        raise WireError(
+            f"Content-Length: body has {head.content_length} bytes; expected"
+            f" {header.num_bytes}, for {header.tokens} tokens of"
+            f" {header.kv.bytes_per_token} bytes",
+            field="Content-Length",
+        )
+
+
 _METHODS: Final[dict[str, dict[str, Callable[[_Asked], Reply]]]] = {
     "": {"DELETE": _release, "PUT": _reserve},
+    "/cache": {"PUT": _take},
+    "/move": {"POST": _move},
 }
 """By what follows the session's id in the path, then by method."""

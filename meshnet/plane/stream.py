@@ -28,6 +28,8 @@ _FIRST_BYTES: Final = 4096
 _SOON_S: Final = 0.05
 _RECEIVE: Final = socket.SO_RCVTIMEO
 _SEND: Final = socket.SO_SNDTIMEO
+_MAX_PIECES: Final = 512
+"""Parts that are sent by one call; Linux takes twice as many (IOV_MAX)."""
 
 _T = TypeVar("_T")
 
@@ -138,14 +140,14 @@ class Stream:
         if sent != len(head) + len(body):
             self._send_rest(rest_of((head, body), sent))
 
-    def send_unless_answered(self, head: bytes, body: Body) -> bool:
-        """Send as `send` does, until the other end sends something; False where it did.
+    def send_unless_answered(self, head: bytes, *bodies: Body) -> bool:
+        """Send a head and its body's parts until the other end sends something; False if it did.
 
         Raises:
             OSError: the connection broke.
             TimeoutError: the deadline passed.
         """
-        pieces: Sequence[Body] = (head, body)
+        pieces: Sequence[Body] = (head, *bodies)
         while pieces:
             try:
                 pieces = self._send_now(pieces)
@@ -222,7 +224,8 @@ class Stream:
         Raises:
             BlockingIOError: nothing does.
         """
-        return rest_of(pieces, self._sock.sendmsg(pieces, (), socket.MSG_DONTWAIT))
+        sent = self._sock.sendmsg(pieces[:_MAX_PIECES], (), socket.MSG_DONTWAIT)
+        return rest_of(pieces, sent)
 
     def _remaining(self) -> float | None:
         """Give the seconds to the deadline.

@@ -75,12 +75,12 @@ class TlsStream(Stream):
     def expect(self, head_bytes: int, body_bytes: int | None) -> None:
         """Expect nothing: TLS cannot receive into two places at once."""
 
-    def send_unless_answered(self, head: bytes, body: Body) -> bool:
+    def send_unless_answered(self, head: bytes, *bodies: Body) -> bool:
         """Send until the other end sends something of a message; False where it did.
 
         What TLS says for itself, such as the tickets after the handshake, is no answer.
         """
-        pieces: Sequence[Body] = (head, body)
+        pieces: Sequence[Body] = (head, *bodies)
         while pieces:
             try:
                 pieces = self._send_now(pieces)

@@ -18,6 +18,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
@@ -31,6 +32,7 @@ from meshnet.plane.tls import TlsFiles, client_context, server_context
 from meshnet.topology import NodeId, SessionId
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.metrics import render_metrics
+from meshnet_node.moving import ArrivingCache
 from meshnet_node.scheduler import Scheduler
 from meshnet_node.session import SessionLimits, SessionTable
 from meshnet_node.stage import Stage
@@ -186,6 +188,14 @@ class Node:
     def reserve(self, asked: Reservation, caller: Caller) -> None:
         """Open a session along its route: `PlaneHandler`."""
         self._loaded().reserve(asked, caller)
+
+    def move(self, asked: MoveHeader, caller: Caller) -> None:
+        """Send a session's cache to other nodes: `PlaneHandler`."""
+        self._loaded().moves.send(asked, caller)
+
+    def take_cache(self, header: CacheHeader) -> ArrivingCache:
+        """Make room for a session's cache: `PlaneHandler`."""
+        return self._loaded().moves.take(header)
 
     def release(self, session: SessionId) -> None:
         """Free a session: `PlaneHandler`."""

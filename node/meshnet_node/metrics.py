@@ -41,6 +41,19 @@ class _StageCollector(Collector):
         yield GaugeMetricFamily(
             "meshnet_cache_tokens_capacity", "Cache tokens in all.", sessions.capacity_tokens
         )
+        moved = stage.moves.counts
+        yield CounterMetricFamily(
+            "meshnet_caches_sent", "Sessions whose KV cache went to other nodes.", moved.sent
+        )
+        yield CounterMetricFamily(
+            "meshnet_caches_sent_bytes", "Bytes of these caches.", moved.sent_bytes
+        )
+        yield CounterMetricFamily(
+            "meshnet_caches_taken", "Sessions whose KV cache came from another node.", moved.taken
+        )
+        yield CounterMetricFamily(
+            "meshnet_caches_taken_bytes", "Bytes of these caches.", moved.taken_bytes
+        )
         yield from encoding_metrics(self._choosers)
 
 

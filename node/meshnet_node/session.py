@@ -249,6 +249,7 @@ class SessionTable:
             if held is not None:
                 held.changed.notify_all()
             session.last_used = self._clock()
+            session.settled_tokens = session.reserved_tokens
             self._sessions[session.id] = session
             self._opened.notify_all()
 

@@ -21,6 +21,7 @@ from meshnet.timing import HopTiming, format_timing
 from meshnet.topology import Hop, LayerRange, NodeId, Route, SessionId
 from meshnet.wire import AnswerHeader, ChunkHeader
 from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.moving import CacheMoves
 from meshnet_node.scheduler import Scheduler
 from meshnet_node.session import Session, SessionTable
 
@@ -69,6 +70,7 @@ class Stage:
         self._scheduler = scheduler
         self._hop_timeout_s = hop_timeout_s
         self._clock = clock
+        self.moves = CacheMoves(backend, sessions, client, hop_timeout_s=hop_timeout_s)
         self._present: set[object] = set()
         self.num_chunks = 0
         self.num_tokens = 0

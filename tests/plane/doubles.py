@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import ssl
@@ -17,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
 from meshnet.operations import Reservation
@@ -52,6 +54,29 @@ def answer_to(chunk: Chunk, tensor: npt.NDArray[Any] | None) -> Answer:
     return Answer(header, tensor)
 
 
+class Arriving:
+    """A cache that is received in pieces of some odd lengths."""
+
+    def __init__(self, header: CacheHeader) -> None:
+        self.header = header
+        self.kept = self.dropped = False
+        left, lengths = header.num_bytes, itertools.cycle((1, 7, 300, 70_000))
+        self.memory = []
+        while left:
+            self.memory.append(memoryview(bytearray(min(left, next(lengths)))))
+            left -= len(self.memory[-1])
+
+    @property
+    def received(self) -> bytes:
+        return b"".join(self.memory)
+
+    def keep(self) -> None:
+        self.kept = True
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
 class EchoHandler:
     """Answers each chunk with its own tensor; keeps what it was given."""
 
@@ -59,6 +84,8 @@ class EchoHandler:
         self.chunks: list[Chunk] = []
         self.reserved: list[Reservation] = []
         self.released: list[SessionId] = []
+        self.moves: list[MoveHeader] = []
+        self.caches: list[Arriving] = []
 
     def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         self.chunks.append(chunk)
@@ -66,6 +93,14 @@ class EchoHandler:
 
     def reserve(self, asked: Reservation, caller: Caller) -> None:
         self.reserved.append(asked)
+
+    def move(self, asked: MoveHeader, caller: Caller) -> None:
+        self.moves.append(asked)
+
+    def take_cache(self, header: CacheHeader) -> Arriving:
+        arriving = Arriving(header)
+        self.caches.append(arriving)
+        return arriving
 
     def release(self, session: SessionId) -> None:
         self.released.append(session)
