@@ -16,6 +16,7 @@ from meshnet.control.client import ControlClient
 from meshnet.errors import MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.late import LateAnswers
 from meshnet.plane.tls import TlsFiles, client_context
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
@@ -82,7 +83,11 @@ class Gateway:
         self._models = models
         self._control_server: ControlServer | None = None
         self._control: ControlClient | None = None
-        self._plane = PlaneClient(policies=policies, tls=client_context(settings.tls))
+        self._asker = PlaneClient(policies=policies, tls=client_context(settings.tls))
+        self._late = LateAnswers(self._ask)
+        self._plane = PlaneClient(
+            policies=policies, tls=client_context(settings.tls), late=self._late
+        )
         self._service: OpenAIService | None = None
         self._watch: NodeWatch | None = None
         self._pipelines: RecoveringPipelines | None = None
@@ -104,6 +109,7 @@ class Gateway:
         lost, draining = LostNodes(), DrainingNodes()
         self._watch = NodeWatch(self._control, lost, draining)
         self._watch.start()
+        self._late.start()
         self._pipelines = RecoveringPipelines(
             RouteSelector(self._control, self.settings.region, tls=self.settings.tls is not None),
             self._plane,
@@ -135,13 +141,18 @@ class Gateway:
             await self._runner.cleanup()
         if self._listener is not None:
             self._listener.close()
+        await self._late.close()
         await self._plane.close()
+        await self._asker.close()
         if self._watch is not None:
             await self._watch.close()
         if self._control is not None:
             await self._control.close()
         if self._control_server is not None:
             await self._control_server.close()
+
+    async def _ask(self, address: str, timeout_s: float) -> None:
+        await self._asker.get(address, "/healthz", timeout_s=timeout_s)
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """Answer 200 when every model's layers are covered by nodes whose forward ran."""

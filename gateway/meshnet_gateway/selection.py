@@ -68,7 +68,7 @@ class RouteSelector:
             try:
                 route = await self._select(model, max_tokens, {}, {})
             except MeshError as error:
-                if not await self._may_pass(model, error):
+                if not self._may_pass(model, error):
                     raise
                 if time.monotonic() + _RETRY_S > deadline:
                     raise _uncovered(model, error) from error
@@ -114,17 +114,12 @@ class RouteSelector:
                 raise _uncovered(model, reason)
             await asyncio.sleep(_RETRY_S)
 
-    async def _may_pass(self, model: str, error: MeshError) -> bool:
+    def _may_pass(self, model: str, error: MeshError) -> bool:
         """Tell whether waiting may help against what kept a new session from its route."""
-        if error.reason != "LAYERS_UNCOVERED":
-            is_away = error.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
-            return is_away and model in self._served
-        try:
-            found = await self._control.get_model(f"models/{model}")
-        except MeshError:
-            return model in self._served
-        # Layers that are covered, but not for this session, lack room: waiting would queue it.
-        return bool(found.uncovered)
+        if error.reason == "LAYERS_UNCOVERED":
+            return True
+        is_away = error.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+        return is_away and model in self._served
 
     async def _select(
         self,

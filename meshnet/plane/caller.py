@@ -16,16 +16,19 @@ class CallerGoneError(Exception):
 class Caller:
     """The other end of one connection, as what computes for it sees it.
 
+    What waits for its sake can also be interrupted by an error, which is that wait's alone.
+
     Attributes:
         gone: it has left, or the server ends; stays so.
     """
 
-    __slots__ = ("_lock", "_wake", "gone")
+    __slots__ = ("_failure", "_lock", "_wake", "gone")
 
     def __init__(self) -> None:
         self.gone = False
         self._lock = threading.Lock()
         self._wake: Callable[[], object] | None = None
+        self._failure: Exception | None = None
 
     def leave(self) -> None:
         """Mark the caller as gone, and wake what waits for its sake."""
@@ -34,10 +37,19 @@ class Caller:
             if self._wake is not None:
                 self._wake()
 
+    def interrupt(self, failure: Exception) -> None:
+        """Wake what waits now, and have its `check` raise `failure`; nothing where none waits."""
+        with self._lock:
+            if self._wake is not None:
+                self._failure = failure
+                self._wake()
+
     def check(self) -> None:
-        """Raise CallerGoneError where the caller is gone."""
+        """Raise CallerGoneError where the caller is gone, or what this wait is interrupted by."""
         if self.gone:
             raise CallerGoneError
+        if self._failure is not None:
+            raise self._failure
 
     def waking(self, wake: Callable[[], object]) -> _Waking:
         """Have `wake` called, from another thread, if the caller leaves within the block.
@@ -62,6 +74,7 @@ class _Waking:
         with caller._lock:
             if caller.gone:
                 raise CallerGoneError
+            caller._failure = None
             caller._wake = self._wake
 
     def __exit__(

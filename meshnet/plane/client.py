@@ -7,6 +7,7 @@ import contextlib
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from meshnet.grammar import Phase
 from meshnet.operations import Reservation, pack_reservation
 from meshnet.plane.connection import Connection
 from meshnet.plane.inbox import Inbox, Reading
+from meshnet.plane.late import LateAnswers
 from meshnet.plane.messages import (
     MAX_COLD_BYTES,
     AnswerReader,
@@ -63,6 +65,7 @@ class PlaneClient:
         max_connections: to one address at a time; a further request waits its turn.
         max_idle_connections: to one address, kept for the next request.
         tls: a client's context, where connections are to be encrypted.
+        late: asks nodes that are late whether they live; without, only timeouts tell.
 
     Attributes:
         choosers: what is known of the links, by address; may be read from any thread.
@@ -81,11 +84,13 @@ class PlaneClient:
         max_connections: int = 256,
         max_idle_connections: int = 32,
         tls: ssl.SSLContext | None = None,
+        late: LateAnswers | None = None,
     ) -> None:
         for phase in Phase:
             policies.for_condition(route_condition, phase.value)
         # Long bodies are coded in threads, whose times are recorded there.
         self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
+        self._late = late
         self._answers = AnswerReader(limits)
         self._heads = RequestHeads()
         self._pool = ConnectionPool(
@@ -118,8 +123,8 @@ class PlaneClient:
             timeout_s: for everything, connecting included.
 
         Raises:
-            NextHopError: the node could not be reached, did not answer in time, or
-                answered what is no answer.
+            NextHopError: the node could not be reached, did not answer in time or when
+                asked whether it lives, or answered what is no answer.
             MeshError: what the node, or one after it, answered instead.
         """
         clock = asyncio.get_running_loop().time
@@ -133,14 +138,15 @@ class PlaneClient:
                 coded_bytes, lambda: pack_request(self._heads, address, header, raw, plan, chooser)
             )
             started = clock()
-            received = await self._exchange(
-                address,
-                head,
-                sent.body,
-                lambda inbox: self._answers.read(inbox, header),
-                deadline,
-                repeatable=header.position is not None,
-            )
+            with self._watched(address, node, header.phase, header.num_tokens):
+                received = await self._exchange(
+                    address,
+                    head,
+                    sent.body,
+                    lambda inbox: self._answers.read(inbox, header),
+                    deadline,
+                    repeatable=header.position is not None,
+                )
             learn(chooser, sent, clock() - started, received)
             if received.error is None:
                 return await _off_loop(
@@ -161,7 +167,8 @@ class PlaneClient:
         """
         head = pack_cold(address, "PUT", session_path(asked.session), pack_reservation(asked))
         try:
-            answer = await self._cold(address, head, timeout_s)
+            with self._watched(address, node, Phase.DECODE, 0):
+                answer = await self._cold(address, head, timeout_s)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)
@@ -211,6 +218,14 @@ class PlaneClient:
     async def close(self) -> None:
         """Close idle connections now, and those in use when their request ends."""
         self._pool.close()
+
+    def _watched(
+        self, address: str, node: NodeId, phase: Phase, num_tokens: int
+    ) -> AbstractContextManager[None]:
+        late = self._late
+        if late is None:
+            return contextlib.nullcontext()
+        return late.waiting(address, node, phase, num_tokens)
 
     async def _cold(self, address: str, head: bytes, timeout_s: float) -> ColdAnswer:
         """Send a request without a body, which may be repeated, and read its answer."""

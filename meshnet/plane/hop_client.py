@@ -18,8 +18,10 @@ from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
 from meshnet.operations import Reservation, pack_reservation
+from meshnet.patience import Flight
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_pool import HopPool
+from meshnet.plane.late import LateAnswers
 from meshnet.plane.messages import (
     AnswerReader,
     ColdAnswer,
@@ -62,6 +64,7 @@ class HopClient:
         max_connections: to one address at a time; a further request waits its turn.
         max_idle_connections: to one address, kept for the next request.
         tls: a client's context, where connections are to be encrypted.
+        late: asks nodes that are late whether they live; without, only timeouts tell.
 
     Attributes:
         choosers: what is known of the links, by address; may be read from any thread.
@@ -80,10 +83,12 @@ class HopClient:
         max_connections: int = 256,
         max_idle_connections: int = 32,
         tls: ssl.SSLContext | None = None,
+        late: LateAnswers | None = None,
     ) -> None:
         for phase in Phase:
             policies.for_condition(route_condition, phase.value)
         self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
+        self._late = late
         self._answers = AnswerReader(limits)
         self._heads = RequestHeads()
         self._pool = HopPool(
@@ -114,8 +119,8 @@ class HopClient:
             caller: who waits for the answer; the request ends when it leaves.
 
         Raises:
-            NextHopError: the node could not be reached, did not answer in time, or
-                answered what is no answer.
+            NextHopError: the node could not be reached, did not answer in time or when
+                asked whether it lives, or answered what is no answer.
             MeshError: what the node, or one after it, answered instead.
             CallerGoneError: `caller` left.
         """
@@ -126,15 +131,20 @@ class HopClient:
             plan = chooser.choose(raw, header.phase, width=header.width)
             head, sent = pack_request(self._heads, address, header, raw, plan, chooser)
             started = monotonic()
-            received = self._exchange(
-                address,
-                head,
-                sent.body,
-                lambda stream: self._read_answer(stream, header),
-                deadline,
-                repeatable=header.position is not None,
-                caller=caller,
-            )
+            flight = self._begin(address, node, header.phase, header.num_tokens, caller)
+            received = None
+            try:
+                received = self._exchange(
+                    address,
+                    head,
+                    sent.body,
+                    lambda stream: self._read_answer(stream, header),
+                    deadline,
+                    repeatable=header.position is not None,
+                    caller=caller,
+                )
+            finally:
+                self._end(flight, answered=received is not None)
             learn(chooser, sent, monotonic() - started, received)
             if received.error is None:
                 return received.decode(sent.output_bytes)
@@ -159,10 +169,14 @@ class HopClient:
             CallerGoneError: `caller` left.
         """
         head = pack_cold(address, "PUT", session_path(asked.session), pack_reservation(asked))
+        flight = self._begin(address, node, Phase.DECODE, 0, caller)
+        answer = None
         try:
             answer = self._cold(address, head, timeout_s, caller)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
+        finally:
+            self._end(flight, answered=answer is not None)
         check_done(answer)
 
     def send_cache(
@@ -217,6 +231,17 @@ class HopClient:
     def close(self) -> None:
         """Close idle connections now, and those in use when their request ends."""
         self._pool.close()
+
+    def _begin(
+        self, address: str, node: NodeId, phase: Phase, num_tokens: int, caller: Caller | None
+    ) -> Flight | None:
+        if self._late is None or caller is None:
+            return None
+        return self._late.begin(address, node, phase, num_tokens, caller.interrupt)
+
+    def _end(self, flight: Flight | None, *, answered: bool) -> None:
+        if self._late is not None and flight is not None:
+            self._late.end(flight, answered=answered)
 
     def _cold(
         self,

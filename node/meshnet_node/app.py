@@ -26,7 +26,9 @@ from meshnet.grammar import Want
 from meshnet.listen import host_port
 from meshnet.operations import Reservation
 from meshnet.plane.caller import Caller
+from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
+from meshnet.plane.late import LateAnswers
 from meshnet.plane.server import PlaneServer
 from meshnet.plane.tls import TlsFiles, client_context, server_context
 from meshnet.topology import NodeId, SessionId
@@ -100,7 +102,11 @@ class Node:
         self.stage: Stage | None = None
         self._open_backend = open_backend
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
-        self._client = HopClient(policies=policies, tls=client_context(settings.tls))
+        self._asker = PlaneClient(policies=policies, tls=client_context(settings.tls))
+        self._late = LateAnswers(self._ask)
+        self._client = HopClient(
+            policies=policies, tls=client_context(settings.tls), late=self._late
+        )
         self._server = PlaneServer(self, policies=policies, tls=server_context(settings.tls))
         self._scheduler: Scheduler | None = None
         self._housekeeping: asyncio.Task[None] | None = None
@@ -135,6 +141,7 @@ class Node:
         )
         await loop.run_in_executor(self._aside, self._run_probe, stage, scheduler)
         self.stage = stage
+        self._late.start()
         self._housekeeping = asyncio.create_task(self._keep_house(stage))
         return backend.spec
 
@@ -144,6 +151,8 @@ class Node:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.wait({self._housekeeping})
+        await self._late.close()
+        await self._asker.close()
         self._client.close()
         self._aside.shutdown(wait=False, cancel_futures=True)
         if self._scheduler is not None:
@@ -212,6 +221,9 @@ class Node:
             body = render_metrics(self.stage, self._client.choosers)
             return 200, "text/plain; version=0.0.4; charset=utf-8", body
         return None
+
+    async def _ask(self, address: str, timeout_s: float) -> None:
+        await self._asker.get(address, "/healthz", timeout_s=timeout_s)
 
     def _loaded(self) -> Stage:
         if self.stage is None:

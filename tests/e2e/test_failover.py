@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 import urllib.request
 
 import openai
@@ -66,3 +67,22 @@ def test_a_node_that_hangs_is_left_when_its_lease_ends(smollm2):
         assert made.stream_and(lambda: first.process.send_signal(signal.SIGSTOP)) == undisturbed
         first.process.send_signal(signal.SIGCONT)
         eventually(lambda: made.ask().choices[0].finish_reason)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hop", [0, 1])
+def test_a_node_that_hangs_is_left_in_seconds_whatever_its_lease(smollm2, hop):
+    """Found by asking it: its lease, and the timeouts of chunks, are far longer."""
+    with mesh(smollm2, "--lease-ttl", "3000") as made:
+        layers = list(LAYERS.values())[hop]
+        made.start("spare", layers).event("ready")
+        undisturbed = made.ask().choices[0].message.content
+        hung = made.on_route(hop)
+        name = next(name for name, node in made.nodes.items() if node is hung)
+        began = time.monotonic()
+        assert made.stream_and(lambda: hung.process.send_signal(signal.SIGSTOP)) == undisturbed
+        assert time.monotonic() - began < 110.0  # a hop's own timeout is 120 s
+        hung.process.send_signal(signal.SIGCONT)
+        named = [line for line in made.gateway.errors if "GET /healthz" in line]
+        assert named
+        assert all(f"node {name} at" in line for line in named)
