@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check format bench setup clean help
+.PHONY: demo test check format bench chaos setup clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /	/'
@@ -40,6 +40,9 @@ format: $(STAMP)  ## Format the code and the schema.
 
 bench: $(STAMP)  ## Benchmarks, as ratios measured side by side.
 	@$(BIN)/python -m tests.bench $(BENCH_ARGS)
+
+chaos: $(STAMP)  ## 200 schedules of faults against a mesh of real processes.
+	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 clean:  ## Remove the virtual environment and caches.
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
