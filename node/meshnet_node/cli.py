@@ -83,6 +83,14 @@ def node(
         typer.Option(min=0.0, help="Seconds that sessions get to move away when told to end."),
     ] = 30.0,
     hidden_size: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of the stub backend.")] = 8,
+    stub_layers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Layers of the model that the stub backend is part of.",
+            show_default="the end of --layers",
+        ),
+    ] = None,
     stub_delay_ms: Annotated[
         float,
         typer.Option(min=0, max=60_000, help="Milliseconds that the stub backend sleeps a chunk."),
@@ -119,6 +127,7 @@ def node(
         stub = StubBackend(
             shard_layers,
             hidden_size=hidden_size,
+            num_layers=_stub_layers(stub_layers, shard_layers),
             head=control is not None,
             delay_s=stub_delay_ms / 1e3,
             busy=stub_busy,
@@ -176,6 +185,15 @@ def node(
             await served.close()
 
     serve(service, exit_with_parent=exit_with_parent)
+
+
+def _stub_layers(num_layers: int | None, layers: LayerRange) -> int | None:
+    if num_layers is not None and num_layers < layers.end:
+        raise ConfigError(
+            f"--stub-layers: {num_layers}; expected at least {layers.end}, where --layers ends",
+            field="--stub-layers",
+        )
+    return num_layers
 
 
 def _transformers(

@@ -39,7 +39,7 @@ class MeshOptions:
         idle_ttl_s: after which nodes free what nobody released.
         cache_tokens: of each node.
         with_proxies: a proxy before every node.
-        node_options: further ones.
+        stub: nodes that compute nothing.
     """
 
     model: Path
@@ -53,7 +53,7 @@ class MeshOptions:
     idle_ttl_s: float = 8.0
     cache_tokens: int = 4096
     with_proxies: bool = True
-    node_options: tuple[str, ...] = ()
+    stub: bool = False
 
 
 @dataclass
@@ -143,14 +143,19 @@ class Mesh:
         self._started += 1
         name = f"s{stage}-{self._started}"
         way = await self.stack.enter_async_context(proxy())
-        advertised = ("--advertise", way.address) if options.with_proxies else ()
+        layers = options.stages[stage]
+        backend = (
+            ("--backend", "stub", "--stub-layers", str(options.stages[-1].end))
+            if options.stub
+            else ("--model", str(options.model), "--dtype", options.dtype, "--threads", "1")
+        )
         process = self._spawn(
             name,
-            *("node", "--id", name, "--model", str(options.model), "--listen", "127.0.0.1:0"),
-            *("--layers", f"{options.stages[stage].start}:{options.stages[stage].end}"),
-            *("--control", self.control_url, *advertised, "--dtype", options.dtype),
-            *("--threads", "1", "--cache-tokens", str(options.cache_tokens)),
-            *("--idle-ttl", str(options.idle_ttl_s), *options.node_options),
+            *("node", "--id", name, "--layers", f"{layers.start}:{layers.end}", *backend),
+            *("--listen", "127.0.0.1:0", "--control", self.control_url),
+            *(("--advertise", way.address) if options.with_proxies else ()),
+            *("--cache-tokens", str(options.cache_tokens)),
+            *("--idle-ttl", str(options.idle_ttl_s)),
         )
         node = MeshNode(name, stage, process, way)
         node.address = way.target = (await process.event("listening"))["address"]
@@ -241,8 +246,11 @@ class Mesh:
         return lines
 
     async def close(self) -> None:
-        """End every process, in any state."""
-        await asyncio.gather(*(process.end() for process in self._processes))
+        """End every process, in any state; the control plane last, which the others tell."""
+        last = [process for process in self._processes if process.name == "control"]
+        others = [process for process in self._processes if process.name != "control"]
+        await asyncio.gather(*(process.end() for process in others))
+        await asyncio.gather(*(process.end() for process in last))
 
     def _spawn(self, name: str, *arguments: str, **env: str) -> Process:
         process = Process(name, list(arguments), self.folder / f"{name}.log", env)

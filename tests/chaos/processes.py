@@ -76,7 +76,8 @@ class Process:
                     found: dict[str, Any] = event
                     return found
             if self.exit_code is not None:
-                raise ProcessError(f"{self.name} ended with {self.exit_code}, not {name}")
+                last = self.log.read_text().splitlines()[-1:] if self.log.exists() else []
+                raise ProcessError(f"{self.name} ended with {self.exit_code}, not {name}: {last}")
             return None
 
         return await until(said, timeout_s, f"{self.name} is {name}")

@@ -110,6 +110,7 @@ def test_a_taken_port_of_every_server_is_one_line(smollm2):
 def test_bad_arguments_are_one_clear_line(tmp_path):
     for arguments, says in [
         (("node", "--backend", "stub", "--layers", "3:1"), "--layers"),
+        (("node", "--backend", "stub", "--layers", "0:2", "--stub-layers", "1"), "--stub-layers"),
         (("node", "--backend", "stub", "--layers", "0:1", "--listen", "nowhere:port"), "--listen"),
         (("node", "--layers", "0:1"), "--model"),
         (("node", "--layers", "0:1", "--model", str(tmp_path)), "config.json"),
