@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 from typing import Final
 
 from meshnet.errors import (
@@ -24,7 +25,7 @@ from meshnet.errors import (
 )
 from meshnet.grammar import Want
 from meshnet.plane.client import PlaneClient
-from meshnet.topology import NodeId
+from meshnet.topology import Hop, NodeId
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 from meshnet_gateway.selection import RouteSelector, SelectedRoute
@@ -35,6 +36,7 @@ __all__ = ["RecoveringPipeline", "RecoveringPipelines", "Recovery", "RecoverySet
 _log = logging.getLogger(__name__)
 
 _TRIES_A_STEP: Final = 5
+_HEALTH_TIMEOUT_S: Final = 1.0
 _AGAIN: Final = (
     Code.UNAVAILABLE,
     Code.INTERNAL,
@@ -213,12 +215,23 @@ class RecoveringPipeline:
             max_tokens=self._max_tokens,
             failed=self._failed,
             healthy=healthy,
+            answers=self._answers,
             wait_s=self._shared.recovery.spare_wait_s,
         )
         self._begin(route)
         tokens = [token for step in self._steps for token in step]
         self._shared.counts.replayed_tokens += len(tokens)
         return await self._guarded(tokens, want, self._sizes())
+
+    async def _answers(self, hop: Hop) -> bool:
+        """Tell whether a node that failed says that it is well."""
+        try:
+            status, _ = await self._shared.client.get(
+                hop.address, "/healthz", timeout_s=_HEALTH_TIMEOUT_S
+            )
+        except MeshError:
+            return False
+        return status == HTTPStatus.OK
 
     def _sizes(self) -> list[int] | None:
         """Give the chunks to replay in: those of the first time, or None for the usual ones."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from meshnet.codec import ENCODINGS
 from meshnet.control.client import ControlClient, to_hops
 from meshnet.errors import Code, MeshError, RouteError
-from meshnet.topology import NodeId, Route
+from meshnet.topology import Hop, NodeId, Route
 from meshnet.wire import WIRE_VERSION
 
 __all__ = ["RouteSelector", "SelectedRoute"]
@@ -84,20 +84,25 @@ class RouteSelector:
         max_tokens: int,
         failed: Mapping[NodeId, int],
         healthy: Mapping[NodeId, int],
+        answers: Callable[[Hop], Awaitable[bool]],
         wait_s: float,
     ) -> SelectedRoute:
         """Select a route for a session whose route broke; waits for nodes to register.
 
+        Where only nodes that failed are left, those that answer are used again: their
+        connections broke, or their lease ended and they have registered since.
+
         Args:
             model: as before.
             max_tokens: of the session.
-            failed: nodes not to use, with the incarnation that failed; a later start of one
-                may be used again.
+            failed: nodes to leave out, with the incarnation that failed; a later start of
+                one is another node.
             healthy: nodes to prefer.
+            answers: tells whether a node that failed is there again.
             wait_s: seconds to wait for the layers to be covered.
 
         Raises:
-            MeshError: no route was found in time, with the last reason.
+            RouteError: no route was found in time, with the last reason.
         """
         deadline = time.monotonic() + wait_s
         while True:
@@ -107,9 +112,19 @@ class RouteSelector:
                 except MeshError as error:
                     reason = error
                 else:
-                    if all(route.incarnations.get(node) != was for node, was in failed.items()):
+                    again = [
+                        hop
+                        for hop in route.hops
+                        if failed.get(hop.node) == route.incarnations[hop.node]
+                    ]
+                    if all(await asyncio.gather(*map(answers, again))):
                         return route
-                    reason = MeshError(Code.UNAVAILABLE, f"no node but {', '.join(failed)} is left")
+                    names = ", ".join(hop.node for hop in again)
+                    reason = MeshError(
+                        Code.UNAVAILABLE,
+                        f"no other node has the layers of {names}",
+                        reason="LAYERS_UNCOVERED",
+                    )
             if time.monotonic() + _RETRY_S > deadline:
                 raise _uncovered(model, reason)
             await asyncio.sleep(_RETRY_S)
@@ -144,14 +159,19 @@ class RouteSelector:
         return SelectedRoute(hops, incarnations)
 
 
-def _uncovered(model: str, error: MeshError) -> MeshError:
-    """Give the error of a model that is known but whose nodes have all left."""
-    if error.code is not Code.NOT_FOUND:
-        return error
+def _uncovered(model: str, error: MeshError) -> RouteError:
+    """Give the error of a model that is known, and that waiting has not brought a route to."""
+    if error.code is Code.NOT_FOUND:
+        error = MeshError(
+            Code.UNAVAILABLE,
+            f"no node serves {model!r} now",
+            reason="LAYERS_UNCOVERED",
+            retry_after_s=1.0,
+        )
     return RouteError(
-        Code.UNAVAILABLE,
-        f"no node serves {model!r} now",
+        error.code,
+        error.message,
         field="model",
-        reason="LAYERS_UNCOVERED",
-        retry_after_s=1.0,
+        reason=error.reason,
+        retry_after_s=error.retry_after_s,
     )
