@@ -114,6 +114,7 @@ class Gateway:
             RouteSelector(self._control, self.settings.region, tls=self.settings.tls is not None),
             self._plane,
             lost,
+            draining,
             self.settings.pipeline,
             self.settings.recovery,
         )
@@ -171,7 +172,11 @@ class Gateway:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         pipelines = self._pipelines
-        body = b"" if pipelines is None else render_metrics(pipelines.counts, self._plane.choosers)
+        body = (
+            b""
+            if pipelines is None
+            else render_metrics(pipelines.counts, pipelines.moves.counts, self._plane.choosers)
+        )
         return web.Response(
             body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )

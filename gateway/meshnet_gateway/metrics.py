@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from meshnet.choosers import LinkChoosers
 from meshnet.plane.metrics import encoding_metrics
+from meshnet_gateway.moving import MoveCounts
 from meshnet_gateway.recovery import RecoveryCounts
 
 __all__ = ["render_metrics"]
@@ -18,8 +19,9 @@ __all__ = ["render_metrics"]
 class _GatewayCollector(Collector):
     """Reads the counts when asked."""
 
-    def __init__(self, counts: RecoveryCounts, choosers: LinkChoosers) -> None:
+    def __init__(self, counts: RecoveryCounts, moves: MoveCounts, choosers: LinkChoosers) -> None:
         self._counts = counts
+        self._moves = moves
         self._choosers = choosers
 
     def collect(self) -> Iterator[Metric]:
@@ -44,11 +46,23 @@ class _GatewayCollector(Collector):
             "Time from noticing a failure to the next token.",
             counts.pause_s,
         )
+        moves = self._moves
+        yield CounterMetricFamily(
+            "meshnet_sessions_moved",
+            "Times that a session left a node that drains, with its KV cache.",
+            moves.moved,
+        )
+        yield CounterMetricFamily(
+            "meshnet_sessions_unmoved", "Times that this failed.", moves.failed
+        )
+        yield CounterMetricFamily(
+            "meshnet_move_seconds", "Time that moving took, between two steps.", moves.pause_s
+        )
         yield from encoding_metrics(self._choosers)
 
 
-def render_metrics(counts: RecoveryCounts, choosers: LinkChoosers) -> bytes:
+def render_metrics(counts: RecoveryCounts, moves: MoveCounts, choosers: LinkChoosers) -> bytes:
     """Write figures of recovery and of what is sent in the text format, version 0.0.4."""
     registry = CollectorRegistry()
-    registry.register(_GatewayCollector(counts, choosers))
+    registry.register(_GatewayCollector(counts, moves, choosers))
     return generate_latest(registry)

@@ -112,6 +112,7 @@ class RoutePipeline:
         self._window = Window(len(route), settings.window)
         self._begun = False
         self._closed = False
+        self._apart: set[str] = set()
 
     async def step(
         self, token_ids: Sequence[int], want: Want, *, sizes: Sequence[int] | None = None
@@ -194,7 +195,20 @@ class RoutePipeline:
                 task.cancel()
             await asyncio.gather(*in_flight, return_exceptions=True)
             self.position += sum(chunk.shape[1] for chunk in chunks[: len(answers)])
+        self._apart.clear()
         return answers
+
+    def spread(self, route: Route) -> None:
+        """Note that the session may be held at `route` too, of which its other hops do not know.
+
+        Until a step has gone over the pipeline's route, closing frees each hop by itself.
+        """
+        self._apart.update(hop.address for hop in (*self.route, *route))
+
+    def reroute(self, route: Route) -> None:
+        """Go on over another route, whose hops hold the session's caches."""
+        self.spread(route)
+        self.route = route
 
     async def _reserve(self) -> None:
         """Have every hop hold the session's cache before anything is computed.
@@ -233,8 +247,12 @@ class RoutePipeline:
         self._closed = True
         if not self._begun:
             return
+        places = {self.route[0].address, *self._apart}
+        await asyncio.gather(*(self._release(address) for address in places))
+
+    async def _release(self, address: str) -> None:
         try:
-            await self._client.release(self.route[0].address, self.session)
+            await self._client.release(address, self.session)
         except MeshError as error:
             _log.warning("session %s: release failed: %s", self.session, error)
 

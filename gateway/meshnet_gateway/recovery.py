@@ -26,7 +26,9 @@ from meshnet.errors import (
 from meshnet.grammar import Want
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import Hop, NodeId
+from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
+from meshnet_gateway.moving import Departure, SessionMoves
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 from meshnet_gateway.selection import RouteSelector, SelectedRoute
 from meshnet_gateway.steps import StepOutput
@@ -96,10 +98,12 @@ class RecoveringPipelines:
         selector: RouteSelector,
         client: PlaneClient,
         lost: LostNodes,
+        draining: DrainingNodes,
         pipeline: PipelineSettings,
         recovery: RecoverySettings,
     ) -> None:
         self.counts = RecoveryCounts()
+        self.moves = SessionMoves(selector, client, draining, timeout_s=pipeline.step_timeout_s)
         self.selector = selector
         self.client = client
         self.lost = lost
@@ -138,6 +142,7 @@ class RecoveringPipeline:
         self._failed: dict[NodeId, int] = {}
         self._steps: list[list[int]] = []
         self._closing: set[asyncio.Task[None]] = set()
+        self._departure = Departure(shared.moves, model, max_tokens)
         self._begin(route)
 
     async def step(self, token_ids: Sequence[int], want: Want) -> StepOutput:
@@ -149,6 +154,7 @@ class RecoveringPipeline:
         self._steps.append(list(token_ids))
         error = None
         try:
+            await self._leave_draining()
             return await self._guarded(token_ids, want)
         except MeshError as failure:
             if not _can_recover(failure):
@@ -179,13 +185,37 @@ class RecoveringPipeline:
 
     async def close(self) -> None:
         """Free the session's caches, also on routes that it has left."""
+        await self._departure.close()
         await self._pipeline.close()
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _begin(self, route: SelectedRoute) -> None:
+    async def _leave_draining(self) -> None:
+        """Move the session off nodes that drain, where others are found to take its layers over.
+
+        Raises:
+            NextHopError: it could not be moved, and is to be rebuilt without them.
+        """
+        route = self._departure.find(self._route)
+        if route is None or not self._pipeline.position:
+            return
+        self._pipeline.spread(route.hops)
+        with self._shared.lost.guard(self._nodes | route.incarnations.keys()):
+            has_moved = await self._shared.moves.ship(
+                self._pipeline.session, self._pipeline.position, self._route, route
+            )
+        if has_moved:
+            self._pipeline.reroute(route.hops)
+            self._use(route)
+        else:
+            self._departure.stay()
+
+    def _use(self, route: SelectedRoute) -> None:
         self._route = route
         self._nodes = frozenset(route.incarnations)
+
+    def _begin(self, route: SelectedRoute) -> None:
+        self._use(route)
         self._pipeline = RoutePipeline(
             self._shared.client, route.hops, self._shared.pipeline, max_tokens=self._max_tokens
         )
@@ -202,6 +232,7 @@ class RecoveringPipeline:
             node = NodeId(error.failed_node)
             self._failed[node] = self._route.incarnations.get(node, 0)
         _log.warning("session %s: %s", self._pipeline.session, error)
+        self._pipeline.spread(())  # the hops after one that failed hear of it from none else
         task = asyncio.create_task(self._pipeline.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -128,6 +128,19 @@ class RouteSelector:
             if time.monotonic() + _RETRY_S > deadline:
                 raise _uncovered(model, reason)
             await asyncio.sleep(_RETRY_S)
+
+    async def without(
+        self, model: str, leaving: Collection[NodeId], *, max_tokens: int, route: SelectedRoute
+    ) -> SelectedRoute:
+        """Select a route for a session that is to leave some nodes of its `route`, if there is one.
+
+        Raises:
+            RouteError: there is none now.
+            MeshError: the control plane did not answer.
+        """
+        left = {node: route.incarnations[node] for node in leaving}
+        kept = {node: start for node, start in route.incarnations.items() if node not in left}
+        return await self._select(model, max_tokens, left, kept)
 
     def _may_pass(self, model: str, error: MeshError) -> bool:
         """Tell whether waiting may help against what kept a new session from its route."""
