@@ -24,6 +24,7 @@ __all__ = [
     "parse_dtype",
     "parse_encoding",
     "parse_encodings",
+    "parse_flag",
     "parse_phase",
     "parse_positive",
     "parse_route",
@@ -136,6 +137,13 @@ def parse_count(text: str) -> int:
     if _DIGITS.fullmatch(text) is None:
         raise ValueError(f"1 to {_MAX_DIGITS} digits")
     return int(text)
+
+
+def parse_flag(text: str) -> bool:
+    """Read a field that says something by being there."""
+    if text != "1":
+        raise ValueError("1, or no such field")
+    return True
 
 
 def parse_positive(text: str) -> int:

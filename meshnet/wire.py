@@ -37,6 +37,7 @@ from meshnet.grammar import (
     parse_dtype,
     parse_encoding,
     parse_encodings,
+    parse_flag,
     parse_phase,
     parse_positive,
     parse_route,
@@ -99,6 +100,9 @@ class ChunkHeader(NamedTuple):
         route: the hops after this one.
         max_tokens: tokens that the session will need in all.
         traceparent: W3C trace context, passed on as it came.
+        epoch: how often the session's route has changed; lower ones are refused once a
+            node has seen a higher.
+        journal: keep the output of the last hop there as if it were sent on.
     """
 
     shape: tuple[int, ...]
@@ -115,6 +119,8 @@ class ChunkHeader(NamedTuple):
     route: Route = ()
     max_tokens: int | None = None
     traceparent: str | None = None
+    epoch: int = 0
+    journal: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -228,6 +234,8 @@ def unpack_chunk(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> Chunk
         route=optional(fields, "X-Meshnet-Route", parse_route) or (),
         max_tokens=optional(fields, "X-Meshnet-Max-Tokens", parse_positive),
         traceparent=optional(fields, "traceparent", parse_traceparent),
+        epoch=optional(fields, "X-Meshnet-Epoch", parse_count) or 0,
+        journal=optional(fields, "X-Meshnet-Journal", parse_flag) or False,
     )
 
 
@@ -259,6 +267,10 @@ def pack_chunk(header: ChunkHeader) -> list[tuple[str, str]]:
         fields.append(("X-Meshnet-Max-Tokens", str(header.max_tokens)))
     if header.traceparent is not None:
         fields.append(("traceparent", header.traceparent))
+    if header.epoch:
+        fields.append(("X-Meshnet-Epoch", str(header.epoch)))
+    if header.journal:
+        fields.append(("X-Meshnet-Journal", "1"))
     return fields
 
 

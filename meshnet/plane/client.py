@@ -19,7 +19,14 @@ from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
-from meshnet.operations import Reservation, pack_reservation
+from meshnet.operations import (
+    Rebuild,
+    Release,
+    Reservation,
+    pack_rebuild,
+    pack_release,
+    pack_reservation,
+)
 from meshnet.plane.connection import Connection
 from meshnet.plane.inbox import Inbox, Reading
 from meshnet.plane.late import LateAnswers
@@ -190,13 +197,33 @@ class PlaneClient:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)
 
-    async def release(self, address: str, session: SessionId, *, timeout_s: float = 5.0) -> None:
-        """Free what a session holds at a node and along its route.
+    async def rebuild(
+        self, address: str, node: NodeId, asked: Rebuild, *, timeout_s: float
+    ) -> None:
+        """Have a node feed its journal of a session to the hops that replace those after it.
+
+        Raises:
+            NextHopError: as `forward`; a replacement that failed is named too.
+            MeshError: what the node, or a replacement, answered instead.
+        """
+        path = session_path(asked.session, "/rebuild")
+        head = pack_cold(address, "POST", path, pack_rebuild(asked))
+        try:
+            answer = await self._cold(address, head, timeout_s)
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
+        check_done(answer)
+
+    async def release(
+        self, address: str, session: SessionId, *, alone: bool = False, timeout_s: float = 5.0
+    ) -> None:
+        """Free what a session holds at a node, and along its route unless `alone`.
 
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED, or what the node answered.
         """
-        head = pack_cold(address, "DELETE", session_path(session))
+        fields = pack_release(Release(session, alone))
+        head = pack_cold(address, "DELETE", session_path(session), fields)
         try:
             answer = await self._cold(address, head, timeout_s)
         except (OSError, WireError) as error:

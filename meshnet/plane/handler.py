@@ -7,9 +7,8 @@ from typing import Protocol
 
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
-from meshnet.operations import Reservation
+from meshnet.operations import Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller
-from meshnet.topology import SessionId
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
 
 __all__ = ["ArrivingCache", "PlaneHandler", "PlaneLimits"]
@@ -62,8 +61,12 @@ class PlaneHandler(Protocol):
         """Make room for a cache that is this node's to hold."""
         ...
 
-    def release(self, session: SessionId) -> None:
-        """Free what the session holds, here and along its route; a session not held is fine."""
+    def rebuild(self, asked: Rebuild, caller: Caller) -> None:
+        """Feed what was sent on of a session to the hops that replace those after."""
+        ...
+
+    def release(self, asked: Release) -> None:
+        """Free what a session holds; a session not held is fine."""
         ...
 
     def get(self, path: str) -> tuple[int, str, bytes] | None:

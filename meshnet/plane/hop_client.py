@@ -17,7 +17,7 @@ from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
-from meshnet.operations import Reservation, pack_reservation
+from meshnet.operations import Release, Reservation, pack_release, pack_reservation
 from meshnet.patience import Flight
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_pool import HopPool
@@ -211,13 +211,16 @@ class HopClient:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)
 
-    def release(self, address: str, session: SessionId, *, timeout_s: float = 5.0) -> None:
-        """Free what a session holds at a node and along its route.
+    def release(
+        self, address: str, session: SessionId, *, alone: bool = False, timeout_s: float = 5.0
+    ) -> None:
+        """Free what a session holds at a node, and along its route unless `alone`.
 
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED, or what the node answered.
         """
-        head = pack_cold(address, "DELETE", session_path(session))
+        fields = pack_release(Release(session, alone))
+        head = pack_cold(address, "DELETE", session_path(session), fields)
         try:
             answer = self._cold(address, head, timeout_s, None)
         except (OSError, WireError) as error:

@@ -304,9 +304,9 @@ def pack_cache_request(address: str, header: CacheHeader) -> bytes:
     return build_request("PUT", path, address, pack_cache(header), header.num_bytes)
 
 
-def session_path(session: SessionId) -> str:
-    """Give the path of a session."""
-    return f"/sessions/{session}"
+def session_path(session: SessionId, action: str = "") -> str:
+    """Give the path of a session, or of what is done with it."""
+    return f"/sessions/{session}{action}"
 
 
 def check_done(answer: ColdAnswer) -> None:

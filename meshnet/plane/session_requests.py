@@ -9,7 +9,7 @@ from typing import Final
 from meshnet.cache_wire import CacheHeader, unpack_cache, unpack_move
 from meshnet.errors import Code, MeshError, WireError
 from meshnet.grammar import parse_session
-from meshnet.operations import unpack_reservation
+from meshnet.operations import unpack_rebuild, unpack_release, unpack_reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.handler import PlaneHandler
 from meshnet.plane.http1 import RequestHead
@@ -71,7 +71,7 @@ def answer_session(
 
 
 def _release(asked: _Asked) -> Reply:
-    asked.handler.release(asked.session)
+    asked.handler.release(unpack_release(asked.session, asked.head.fields))
     return Reply(204, [], None)
 
 
@@ -115,9 +115,15 @@ def _check_length(head: RequestHead, header: CacheHeader) -> None:
         )
 
 
+def _rebuild(asked: _Asked) -> Reply:
+    asked.handler.rebuild(unpack_rebuild(asked.session, asked.head.fields), asked.caller)
+    return Reply(204, [], None)
+
+
 _METHODS: Final[dict[str, dict[str, Callable[[_Asked], Reply]]]] = {
     "": {"DELETE": _release, "PUT": _reserve},
     "/cache": {"PUT": _take},
     "/move": {"POST": _move},
+    "/rebuild": {"POST": _rebuild},
 }
 """By what follows the session's id in the path, then by method."""

@@ -24,15 +24,16 @@ from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet.listen import host_port
-from meshnet.operations import Reservation
+from meshnet.operations import Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
 from meshnet.plane.late import LateAnswers
 from meshnet.plane.server import PlaneServer
 from meshnet.plane.tls import TlsFiles, client_context, server_context
-from meshnet.topology import NodeId, SessionId
+from meshnet.topology import NodeId
 from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.journal import JournalLimits, Journals
 from meshnet_node.metrics import render_metrics
 from meshnet_node.moving import ArrivingCache
 from meshnet_node.scheduler import Scheduler
@@ -65,6 +66,7 @@ class NodeSettings:
         hop_timeout_s: seconds that the hop after may take for a chunk.
         grace_s: seconds that requests in flight get when the node closes.
         sessions: limits of the session table.
+        journals: limits of what is kept of sessions for the recovery of the next hop.
         tls: files for callers' connections and those to the hops after; None for plain ones.
     """
 
@@ -74,6 +76,7 @@ class NodeSettings:
     hop_timeout_s: float = 120.0
     grace_s: float = 10.0
     sessions: SessionLimits = field(default_factory=SessionLimits)
+    journals: JournalLimits = field(default_factory=JournalLimits)
     tls: TlsFiles | None = None
 
 
@@ -107,6 +110,7 @@ class Node:
         self._client = HopClient(
             policies=policies, tls=client_context(settings.tls), late=self._late
         )
+        self._journals = Journals(settings.journals)
         self._server = PlaneServer(self, policies=policies, tls=server_context(settings.tls))
         self._scheduler: Scheduler | None = None
         self._housekeeping: asyncio.Task[None] | None = None
@@ -134,7 +138,9 @@ class Node:
         stage = Stage(
             self.settings.node,
             backend,
-            SessionTable(backend.open_cache, self.settings.sessions, time.monotonic),
+            SessionTable(
+                backend.open_cache, self.settings.sessions, time.monotonic, self._journals
+            ),
             self._client,
             scheduler,
             hop_timeout_s=self.settings.hop_timeout_s,
@@ -154,6 +160,7 @@ class Node:
         await self._late.close()
         await self._asker.close()
         self._client.close()
+        self._journals.close()
         self._aside.shutdown(wait=False, cancel_futures=True)
         if self._scheduler is not None:
             self._scheduler.close()
@@ -206,10 +213,14 @@ class Node:
         """Make room for a session's cache: `PlaneHandler`."""
         return self._loaded().moves.take(header)
 
-    def release(self, session: SessionId) -> None:
+    def rebuild(self, asked: Rebuild, caller: Caller) -> None:
+        """Feed a session's journal to the hops that replace those after: `PlaneHandler`."""
+        self._loaded().rebuild(asked, caller)
+
+    def release(self, asked: Release) -> None:
         """Free a session: `PlaneHandler`."""
         if self.stage is not None:
-            self.stage.release(session)
+            self.stage.release(asked)
 
     def get(self, path: str) -> tuple[int, str, bytes] | None:
         """Serve /healthz and /metrics: `PlaneHandler`."""

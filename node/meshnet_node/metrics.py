@@ -54,6 +54,21 @@ class _StageCollector(Collector):
         yield CounterMetricFamily(
             "meshnet_caches_taken_bytes", "Bytes of these caches.", moved.taken_bytes
         )
+        yield CounterMetricFamily(
+            "meshnet_rebuilt_tokens",
+            "Token positions fed to a node that replaces the next one.",
+            stage.num_rebuilt_tokens,
+        )
+        journals = sessions.journals
+        yield GaugeMetricFamily(
+            "meshnet_journal_bytes", "Memory of what was sent on.", journals.memory_bytes
+        )
+        yield GaugeMetricFamily(
+            "meshnet_journal_spilled_bytes", "The same on disk.", journals.spilled_bytes
+        )
+        yield CounterMetricFamily(
+            "meshnet_journals_dropped", "Journals that found no room.", journals.num_dropped
+        )
         yield from encoding_metrics(self._choosers)
 
 

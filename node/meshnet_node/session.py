@@ -16,6 +16,7 @@ from meshnet.plane.caller import Caller
 from meshnet.topology import Hop, LayerRange, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.backend import Cache
+from meshnet_node.journal import Journal, Journals
 
 __all__ = ["Session", "SessionLimits", "SessionTable", "Turn"]
 
@@ -47,13 +48,22 @@ class Session:
             nobody has reserved.
         last_used: of the table's clock.
         next_hop: where its chunks went on, for the release along the route.
+        epoch: the highest that its chunks had.
+        journal: of what was sent on.
     """
 
     def __init__(
-        self, session_id: SessionId, cache: Cache, now: float, lock: threading.Lock
+        self,
+        session_id: SessionId,
+        cache: Cache,
+        journal: Journal,
+        now: float,
+        lock: threading.Lock,
     ) -> None:
         self.id = session_id
         self.cache = cache
+        self.journal = journal
+        self.epoch = 0
         self.reserved_tokens = 0
         self.settled_tokens = 0
         self.last_used = now
@@ -105,7 +115,9 @@ class SessionTable:
         open_cache: Callable[[], Cache],
         limits: SessionLimits,
         clock: Callable[[], float],
+        journals: Journals | None = None,
     ) -> None:
+        self.journals = journals or Journals()
         self._open_cache = open_cache
         self._limits = limits
         self._clock = clock
@@ -201,6 +213,8 @@ class SessionTable:
     def hold(self, session_id: SessionId, caller: Caller) -> Turn:
         """Wait until no chunk of a session computes, and let none begin while its turn lasts.
 
+        Gives, as a context manager, the session and the length of its cache.
+
         Raises:
             UnknownSessionError: it is not held here.
             MeshError: ABORTED, it is released meanwhile.
@@ -210,9 +224,13 @@ class SessionTable:
             session = self._sessions.get(session_id)
             if session is None:
                 raise UnknownSessionError(f"session {session_id} is not held here")
-            while session.busy and not session.closed:
-                session.changed.wait()
-                caller.check()
+            session.num_waiting += 1
+            try:
+                while session.busy and not session.closed:
+                    session.changed.wait()
+                    caller.check()
+            finally:
+                session.num_waiting -= 1
             if session.closed:
                 raise _released(session)
             session.busy = True
@@ -276,10 +294,11 @@ class SessionTable:
             return self._ended.wait_for(lambda: not self._sessions, timeout_s)
 
     def idle(self) -> list[SessionId]:
-        """List the sessions that no chunk has used for the idle time."""
+        """List the sessions that no chunk has used for the idle time, the longest idle first."""
         oldest = self._clock() - self._limits.idle_ttl_s
         with self._lock:
-            return [s.id for s in self._sessions.values() if not s.busy and s.last_used < oldest]
+            found = [s for s in self._sessions.values() if not s.busy and s.last_used < oldest]
+        return [session.id for session in sorted(found, key=lambda item: item.last_used)]
 
     def _wake_all(self) -> None:
         """Let every chunk that waits look whether its caller has left: rare, so all of them."""
@@ -295,6 +314,8 @@ class SessionTable:
             self._reserved_tokens -= more
 
     def _begin_turn(self, session: Session, header: ChunkHeader) -> Turn:
+        if header.epoch != session.epoch:
+            self._take_epoch(session, header.epoch)
         position = session.cache.length if header.position is None else header.position
         self._reserve(session, max(header.max_tokens or 0, position + header.num_tokens))
         session.busy = True
@@ -309,6 +330,18 @@ class SessionTable:
                 reason="SESSION_HELD",
             )
 
+    def _take_epoch(self, session: Session, epoch: int) -> None:
+        """Refuse a chunk that was sent before the session's route changed."""
+        if epoch < session.epoch:
+            raise MeshError(
+                Code.ABORTED,
+                f"X-Meshnet-Epoch: {epoch}; the route of session {session.id} has changed since,"
+                f" expected at least {session.epoch}",
+                field="X-Meshnet-Epoch",
+                reason="EPOCH_STALE",
+            )
+        session.epoch = epoch
+
     def _forget(self, session_id: SessionId) -> Session | None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
@@ -318,6 +351,7 @@ class SessionTable:
 
     def _free(self, session: Session) -> None:
         session.closed = True
+        session.journal.close()
         self._reserved_tokens -= session.reserved_tokens
         session.reserved_tokens = 0
 
@@ -343,8 +377,13 @@ class SessionTable:
     def _new(self, session_id: SessionId, tokens: int) -> Session:
         """Make a session that is not held yet."""
         self._check_place()
-        session = Session(session_id, self._open_cache(), self._clock(), self._lock)
-        self._reserve(session, tokens)
+        cache, journal = self._open_cache(), self.journals.open()
+        session = Session(session_id, cache, journal, self._clock(), self._lock)
+        try:
+            self._reserve(session, tokens)
+        except CacheFullError:
+            journal.close()
+            raise
         return session
 
     def _check_place(self) -> None:

@@ -11,17 +11,19 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from meshnet.chunk import Answer, Chunk
-from meshnet.dtypes import BFLOAT16, FLOAT32, INT32, numpy_dtype
-from meshnet.errors import MeshError, NextHopError, WireError
+from meshnet.dtypes import BFLOAT16, FLOAT32, numpy_dtype
+from meshnet.errors import MeshError, NextHopError, PositionError
 from meshnet.grammar import Phase, Want
-from meshnet.operations import Reservation
+from meshnet.operations import Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_client import HopClient
 from meshnet.timing import HopTiming, format_timing
-from meshnet.topology import Hop, LayerRange, NodeId, Route, SessionId
+from meshnet.topology import Hop, LayerRange, NodeId
 from meshnet.wire import AnswerHeader, ChunkHeader
-from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.backend import ShardBackend
 from meshnet_node.moving import CacheMoves
+from meshnet_node.plan import check_layers, check_route, plan
+from meshnet_node.rebuild import feed
 from meshnet_node.scheduler import Scheduler
 from meshnet_node.session import Session, SessionTable
 
@@ -74,6 +76,7 @@ class Stage:
         self._present: set[object] = set()
         self.num_chunks = 0
         self.num_tokens = 0
+        self.num_rebuilt_tokens = 0
         self.compute_s = 0.0
         self.last_forward = clock()
 
@@ -103,6 +106,8 @@ class Stage:
                     caller,
                     urgent=header.phase is Phase.DECODE,
                 )
+                if output is not None and (header.route or header.journal):
+                    session.journal.add(position, output)
         finally:
             self._present.discard(token)
         answer = self._send_on(header, position, output, caller) if header.route else None
@@ -118,7 +123,7 @@ class Stage:
             chunk.wire_bytes,
             answer.sent_bytes if answer else num_bytes,
         )
-        tensor = answer.tensor if answer else output
+        tensor = answer.tensor if answer else None if header.journal else output
         return Answer(
             AnswerHeader(
                 None if tensor is None else tensor.shape,
@@ -140,7 +145,7 @@ class Stage:
             MeshError: of the session table, or of the hop that refused.
             CallerGoneError: `caller` left meanwhile.
         """
-        _check_route(check_layers(self.backend.spec, asked.layers), asked.route)
+        check_route(check_layers(self.backend.spec, asked.layers), asked.route)
         session, before = self.sessions.reserve(asked.session, asked.max_tokens)
         if not asked.route:
             return
@@ -170,10 +175,34 @@ class Stage:
         with suppress(MeshError):
             self._client.release(hop.address, session.id, timeout_s=_WITHDRAW_S)
 
-    def release(self, session_id: SessionId) -> None:
+    def rebuild(self, asked: Rebuild, caller: Caller) -> None:
+        """Feed what was sent on of a session to the hops that replace those after it.
+
+        Raises:
+            WireError: the route does not begin where the session's layers end here.
+            UnknownSessionError: the session is not held here.
+            MeshError: ABORTED, reason ``JOURNAL_LOST``; or what a replacement answered.
+            CallerGoneError: `caller` left meanwhile.
+        """
+        with self.sessions.hold(asked.session, caller) as (session, length):
+            held = session.cache.layers
+            if held is None or asked.position > length:
+                raise PositionError(
+                    f"X-Meshnet-Position: {asked.position}; session {asked.session} holds"
+                    f" {length} tokens here",
+                    expected=length,
+                )
+            check_route(held, asked.route)
+            timeout_s = self._hop_timeout_s
+            feed(session.journal, asked, self._client, timeout_s=timeout_s, caller=caller)
+            session.next_hop = asked.route[0]
+        self.num_rebuilt_tokens += asked.position
+
+    def release(self, asked: Release) -> None:
         """Forget a session here and along its route; a hop that fails is left to its idle time."""
+        session_id = asked.session
         session = self.sessions.release(session_id)
-        if session is None or session.next_hop is None:
+        if session is None or session.next_hop is None or asked.alone:
             return
         try:
             self._client.release(session.next_hop.address, session_id)
@@ -181,10 +210,14 @@ class Stage:
             _log.warning("session %s: release at the next hop failed: %s", session_id, error)
 
     def release_idle(self) -> None:
-        """Forget the sessions that no chunk has used for the idle time."""
+        """Forget the sessions that no chunk has used for the idle time, the longest idle first.
+
+        Here alone: the other hops see the same chunks, and a node that a session has left
+        for another must not end it where it goes on.
+        """
         for session_id in self.sessions.idle():
             _log.info("session %s was idle for too long and is released", session_id)
-            self.release(session_id)
+            self.sessions.release(session_id)
 
     def _compute(
         self,
@@ -232,86 +265,6 @@ class Stage:
             timeout_s=self._hop_timeout_s,
             caller=caller,
         )
-
-
-def plan(spec: ShardSpec, header: ChunkHeader, tensor: npt.NDArray[Any]) -> tuple[LayerRange, Want]:
-    """Check a chunk against the shard; gives the layers to run and what to compute of them.
-
-    A chunk that goes on needs hidden states here, whatever the caller wants at the end.
-
-    Raises:
-        WireError: naming the header that this shard cannot serve.
-    """
-    layers = check_layers(spec, header.layers)
-    if header.dtype == INT32:
-        _check_token_ids(spec, layers, tensor)
-    elif tensor.ndim != 3 or tensor.shape[0] != 1 or tensor.shape[2] != spec.hidden_size:
-        raise WireError(
-            f"X-Meshnet-Shape: {','.join(map(str, header.shape))};"
-            f" expected 1,SEQ,{spec.hidden_size} for bfloat16 hidden states",
-            field="X-Meshnet-Shape",
-        )
-    ends_model = spec.holds_head and layers.end == spec.num_layers
-    if header.route:
-        _check_route(layers, header.route)
-        return layers, Want("hidden")
-    want = header.want or Want("logits" if ends_model else "hidden")
-    if want.kind in ("logits", "top") and not ends_model:
-        raise WireError(
-            f"X-Meshnet-Want: {want}; expected hidden or none, since layers {layers} of"
-            f" {spec.num_layers} have no head",
-            field="X-Meshnet-Want",
-        )
-    if want.top > spec.vocab_size:
-        want = Want("top", spec.vocab_size)
-    return layers, want
-
-
-def check_layers(spec: ShardSpec, asked: LayerRange | None) -> LayerRange:
-    """Give the layers to run: those asked, or all.
-
-    Raises:
-        WireError: some are not held here.
-    """
-    layers = asked or spec.layers
-    if not spec.layers.contains(layers):
-        raise WireError(
-            f"X-Meshnet-Layers: {layers}; expected a part of this node's {spec.layers}",
-            field="X-Meshnet-Layers",
-        )
-    return layers
-
-
-def _check_token_ids(spec: ShardSpec, layers: LayerRange, tensor: npt.NDArray[Any]) -> None:
-    if not spec.holds_embedding or layers.start != 0:
-        raise WireError(
-            f"X-Meshnet-Dtype: int32; expected bfloat16, since layers {layers} have no embedding",
-            field="X-Meshnet-Dtype",
-        )
-    if tensor.ndim != 2 or tensor.shape[0] != 1:
-        raise WireError(
-            f"X-Meshnet-Shape: {','.join(map(str, tensor.shape))}; expected 1,SEQ for token ids",
-            field="X-Meshnet-Shape",
-        )
-    low, high = int(tensor.min()), int(tensor.max())
-    if low < 0 or high >= spec.vocab_size:
-        wrong = low if low < 0 else high
-        raise WireError(
-            f"body: token id {wrong}; expected 0 to {spec.vocab_size - 1}", field="body"
-        )
-
-
-def _check_route(layers: LayerRange, route: Route) -> None:
-    """Refuse a route that does not go on where these layers end: the numbers would be wrong."""
-    end = layers.end
-    for hop in route:
-        if hop.layers.start != end:
-            raise WireError(
-                f"X-Meshnet-Route: node {hop.node} begins at layer {hop.layers.start};"
-                f" expected {end}, where the hop before ends",
-                field="X-Meshnet-Route",
-            )
-        end = hop.layers.end
 
 
 def _wire_dtype(tensor: npt.NDArray[Any]) -> str:

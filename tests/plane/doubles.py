@@ -21,7 +21,7 @@ import numpy.typing as npt
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
-from meshnet.operations import Reservation
+from meshnet.operations import Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.server import PlaneServer
@@ -83,9 +83,11 @@ class EchoHandler:
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.reserved: list[Reservation] = []
+        self.rebuilt: list[Rebuild] = []
         self.released: list[SessionId] = []
         self.moves: list[MoveHeader] = []
         self.caches: list[Arriving] = []
+        self.alone: list[bool] = []
 
     def forward(self, chunk: Chunk, caller: Caller) -> Answer:
         self.chunks.append(chunk)
@@ -102,8 +104,12 @@ class EchoHandler:
         self.caches.append(arriving)
         return arriving
 
-    def release(self, session: SessionId) -> None:
-        self.released.append(session)
+    def rebuild(self, asked: Rebuild, caller: Caller) -> None:
+        self.rebuilt.append(asked)
+
+    def release(self, asked: Release) -> None:
+        self.released.append(asked.session)
+        self.alone.append(asked.alone)
 
     def get(self, path: str) -> tuple[int, str, bytes] | None:
         return (200, "text/plain", b"well\n") if path == "/healthz" else None

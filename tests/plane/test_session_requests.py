@@ -19,6 +19,7 @@ from tests.plane.doubles import (
     serving,
 )
 from tests.plane.threaded import ThreadedClient
+from tests.vectors.load import SessionVector, check_fault, load_sessions
 
 ALPHA = NodeId("alpha")
 HOP = Hop(NodeId("beta"), "10.0.0.2:7080", LayerRange(3, 4))
@@ -73,32 +74,32 @@ async def test_a_node_that_is_away_is_named(client) -> None:
     assert caught.value.failed_node == ALPHA
 
 
-@pytest.mark.parametrize(
-    ("line", "fields", "status", "says"),
-    [
-        ("PUT /sessions/{id}", [], 400, "X-Meshnet-Max-Tokens is missing"),
-        ("PUT /sessions/{id}", ["X-Meshnet-Max-Tokens: 0"], 400, "at least 1"),
-        ("PUT /sessions/ID", ["X-Meshnet-Max-Tokens: 5"], 400, "UUID"),
-        ("PUT /sessions/", ["X-Meshnet-Max-Tokens: 5"], 400, "UUID"),
-        ("DELETE /sessions/ID", [], 400, "UUID"),
-        ("POST /sessions/{id}", ["Content-Length: 0"], 405, "DELETE, PUT"),
-        ("GET /sessions/{id}", [], 405, "DELETE, PUT"),
-        ("PUT /sessions/{id}/elsewhere", [], 404, "/sessions/ID"),
-    ],
-)
-async def test_what_is_wrong_is_said_and_the_connection_serves_on(
-    line, fields, status, says
-) -> None:
-    handler = EchoHandler()
-    head = "\r\n".join([f"{line.format(id=new_session())} HTTP/1.1", "Host: n", *fields, "", ""])
+@pytest.mark.parametrize("vector", load_sessions(), ids=str)
+async def test_vectors(vector: SessionVector) -> None:
+    handler, expect = EchoHandler(), vector.expect
+    fields = [f"{name}: {value}" for name, value in (("Host", "n"), *vector.headers)]
+    head = "\r\n".join([f"{vector.method} {vector.path} HTTP/1.1", *fields, "", ""])
     async with serving(handler) as place, calling(place) as caller:
-        await caller.send(head.encode())
-        answer = await caller.read()
-        assert answer.status == status
-        assert says in problem(answer.body)["detail"]
-        assert answer.headers.get("allow") == ("DELETE, PUT" if status == 405 else None)
+        for _ in range(2):
+            await caller.send(head.encode())
+            answer = await caller.read()
+            assert answer.status == expect["status"]
+            if answer.status != 204:
+                found = problem(answer.body)
+                check_fault(expect, found.get("field"), found["detail"])
         await expect_good(caller)
-    assert handler.reserved == handler.released == []
+    taken = [*handler.reserved, *handler.rebuilt, *handler.released]
+    assert len(taken) == (2 if expect["status"] == 204 else 0)
+
+
+async def test_what_a_session_allows_is_listed() -> None:
+    async with serving(EchoHandler()) as place, calling(place) as caller:
+        for action, allow in [("", "DELETE, PUT"), ("/rebuild", "POST")]:
+            await caller.send(
+                f"GET /sessions/{new_session()}{action} HTTP/1.1\r\nHost: n\r\n\r\n".encode()
+            )
+            answer = await caller.read()
+            assert (answer.status, answer.headers["allow"]) == (405, allow)
 
 
 async def test_a_body_that_nobody_asked_for_is_passed_over() -> None:

@@ -37,8 +37,8 @@ class ThreadedClient:
     async def reserve(self, *arguments: Any, timeout_s: float) -> None:
         await asyncio.to_thread(self._client.reserve, *arguments, timeout_s=timeout_s)
 
-    async def release(self, address: str, session: SessionId) -> None:
-        await asyncio.to_thread(self._client.release, address, session)
+    async def release(self, address: str, session: SessionId, *, alone: bool = False) -> None:
+        await asyncio.to_thread(self._client.release, address, session, alone=alone)
 
     async def close(self) -> None:
         self._client.close()

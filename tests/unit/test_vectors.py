@@ -111,6 +111,8 @@ def test_every_header_has_a_good_and_a_bad_request() -> None:
         "X-Meshnet-Route",
         "X-Meshnet-Max-Tokens",
         "traceparent",
+        "X-Meshnet-Epoch",
+        "X-Meshnet-Journal",
     }
     assert {vector.expect["field"] for vector in BAD} == known | {"Content-Length"}
     assert known <= {name for vector in GOOD for name, _ in vector.headers}

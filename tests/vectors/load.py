@@ -87,6 +87,26 @@ class CacheVector:
 
 
 @dataclass(frozen=True)
+class SessionVector:
+    """One request on a session; attributes are the file's members."""
+
+    name: str
+    about: str
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    expect: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The first word of its name: ``reserve``, ``rebuild``, ``release`` or ``bad``."""
+        return self.name.partition("-")[0]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class Reply:
     """What came back over a socket; names of headers are in lower case."""
 
@@ -151,6 +171,21 @@ def load_caches() -> list[CacheVector]:
             expect=case["expect"],
         )
         for name, case in _cases("caches")
+    ]
+
+
+def load_sessions() -> list[SessionVector]:
+    """Load all requests on sessions."""
+    return [
+        SessionVector(
+            name=name,
+            about=case["about"],
+            method=case["method"],
+            path=case["path"],
+            headers=tuple((name, value) for name, value in case["headers"]),
+            expect=case["expect"],
+        )
+        for name, case in _cases("sessions")
     ]
 
 

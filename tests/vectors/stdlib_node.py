@@ -33,6 +33,8 @@ GRAMMAR = {
     "X-Meshnet-Accept-Encoding": r"[a-z][a-z0-9-]*([ \t]*,[ \t]*[a-z][a-z0-9-]*){0,15}",
     "X-Meshnet-Route": rf"{HOP}([ \t]*,[ \t]*{HOP}){{0,63}}",
     "X-Meshnet-Max-Tokens": r"(?!0*$)\d{1,20}",
+    "X-Meshnet-Epoch": r"\d{1,20}",
+    "X-Meshnet-Journal": r"1",
     "traceparent": r"(?!ff)(?!00-.{52}-)[\da-f]{2}-(?!0{32})[\da-f]{32}-(?!0{16})[\da-f]{16}"
     r"-[\da-f]{2}(-[!-~]*)?",
 }
