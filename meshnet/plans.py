@@ -34,6 +34,11 @@ class Plan:
     sampled: float | None = None
     learn: bool = True
 
+    @property
+    def stays_raw(self) -> bool:
+        """Whether bodies of that size and phase go raw whatever the link does."""
+        return self.reason in ("disabled", "below_min_input")
+
     def apply(self, body: Body, clock: Clock) -> CompressionResult:
         """Encode `body` as planned; may run in any thread.
 

@@ -35,7 +35,6 @@ from meshnet.plane.messages import (
     AnswerReader,
     ColdAnswer,
     Received,
-    RequestHeads,
     check_done,
     check_released,
     cold_failure,
@@ -99,7 +98,6 @@ class PlaneClient:
         self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
         self._late = late
         self._answers = AnswerReader(limits)
-        self._heads = RequestHeads()
         self._pool = ConnectionPool(
             connect_timeout_s=connect_timeout_s,
             max_open=max_connections,
@@ -142,7 +140,7 @@ class PlaneClient:
             plan = chooser.choose(raw, header.phase, width=header.width)
             coded_bytes = 0 if plan.encoding is None else len(raw)
             head, sent = await _off_loop(
-                coded_bytes, lambda: pack_request(self._heads, address, header, raw, plan, chooser)
+                coded_bytes, lambda: pack_request(address, header, raw, plan, chooser)
             )
             started = clock()
             with self._watched(address, node, header.phase, header.num_tokens):

@@ -26,7 +26,7 @@ from meshnet.plane.messages import (
     AnswerReader,
     ColdAnswer,
     Received,
-    RequestHeads,
+    RequestMemo,
     check_done,
     check_released,
     cold_failure,
@@ -90,7 +90,7 @@ class HopClient:
         self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
         self._late = late
         self._answers = AnswerReader(limits)
-        self._heads = RequestHeads()
+        self._requests = RequestMemo()
         self._pool = HopPool(
             connect_timeout_s=connect_timeout_s,
             max_open=max_connections,
@@ -126,10 +126,17 @@ class HopClient:
         """
         deadline = monotonic() + timeout_s
         try:
-            chooser = self.choosers.of(address)
             raw = view_bytes(tensor)
-            plan = chooser.choose(raw, header.phase, width=header.width)
-            head, sent = pack_request(self._heads, address, header, raw, plan, chooser)
+            known = self._requests.find(address, header, len(raw))
+            if known is not None and header.position is not None:
+                chooser = known.chooser
+                head = known.head_at(header.position)
+                sent = chooser.pass_raw(known.plan, raw)
+            else:
+                chooser = self.choosers.of(address)
+                plan = chooser.choose(raw, header.phase, width=header.width)
+                head, sent = pack_request(address, header, raw, plan, chooser)
+                self._requests.keep(address, header, head, len(raw), plan, chooser)
             started = monotonic()
             flight = self._begin(address, node, header.phase, header.num_tokens, caller)
             received = None

@@ -101,7 +101,7 @@ class HopPool:
             with self._lock:
                 self._leave(address, lane)
             raise
-        stream.set_deadline(deadline - time.monotonic())
+        stream.deadline = deadline
         return stream, reused
 
     def release(self, address: str, stream: Stream, *, reusable: bool) -> None:

@@ -36,7 +36,7 @@ __all__ = [
     "AnswerReader",
     "ColdAnswer",
     "Received",
-    "RequestHeads",
+    "RequestMemo",
     "check_done",
     "check_released",
     "cold_failure",
@@ -218,60 +218,84 @@ class AnswerReader:
         raise WireError(f"more than {_MAX_INTERIM} interim answers")
 
 
-class RequestHeads:
-    """Heads of chunks' requests; a session's next step is written anew in its position alone.
+class Repeated(NamedTuple):
+    """A chunk's request as it was written, for others like it but for the position.
+
+    Attributes:
+        address: of the node.
+        header: as given, with no encoding.
+        num_bytes: of the raw body.
+        chooser: of the link.
+        plan: by which such a body goes raw, whatever the link does.
+        before: the head before the position's value.
+        after: the head after it.
+    """
+
+    address: str
+    header: ChunkHeader
+    num_bytes: int
+    chooser: EncodingChooser
+    plan: Plan
+    before: bytes
+    after: bytes
+
+    def head_at(self, position: int) -> bytes:
+        """Write the head anew."""
+        return b"%b%d%b" % (self.before, position, self.after)
+
+
+class RequestMemo:
+    """Requests of sessions whose next is most often like the last: a step of decoding.
 
     May be used by several threads.
     """
 
     def __init__(self) -> None:
-        self._known: dict[SessionId, _KnownHead] = {}
+        self._known: dict[SessionId, Repeated] = {}
 
-    def pack(self, address: str, header: ChunkHeader, length: int) -> bytes:
-        """Write the head of a request whose body has `length` bytes."""
+    def find(self, address: str, header: ChunkHeader, num_bytes: int) -> Repeated | None:
+        """Give the session's last request where this one differs in its position alone."""
         known = self._known.get(header.session)
         if (
-            known is not None
-            and known.length == length
-            and known.address == address
-            and known.header.repeats(header)
-            and header.position is not None
+            known is None
+            or known.num_bytes != num_bytes
+            or known.address != address
+            or header.position is None
+            or not known.header.repeats(header)
         ):
-            return b"%b%d%b" % (known.before, header.position, known.after)
-        head = build_request("POST", "/forward", address, pack_chunk(header), length)
+            return None
+        return known
+
+    def keep(
+        self,
+        address: str,
+        header: ChunkHeader,
+        head: bytes,
+        num_bytes: int,
+        plan: Plan,
+        chooser: EncodingChooser,
+    ) -> None:
+        """Keep a request; only what goes raw by its size alone does so next time too."""
         match = POSITION.search(head)
-        if match is not None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            start, end = match.span(1)
-            known = _KnownHead(address, header, length, head[:start], head[end:])
-            self._known[header.session] = known
-        return head
-
-
-class _KnownHead(NamedTuple):
-    """A head that was written, before and after its position."""
-
-    address: str
-    header: ChunkHeader
-    length: int
-    before: bytes
-    after: bytes
+        if match is None or not plan.stays_raw or header.encoding is not None:
+            return
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        start, end = match.span(1)
+        self._known[header.session] = Repeated(
+            address, header, num_bytes, chooser, plan, head[:start], head[end:]
+        )
 
 
 def pack_request(
-    heads: RequestHeads,
-    address: str,
-    header: ChunkHeader,
-    raw: Body,
-    plan: Plan,
-    chooser: EncodingChooser,
+    address: str, header: ChunkHeader, raw: Body, plan: Plan, chooser: EncodingChooser
 ) -> tuple[bytes, CompressionResult]:
     """Write a chunk's request: its head, and its tensor's bytes encoded as planned."""
     sent = compress_body(raw, plan, chooser)
     if sent.encoding != header.encoding:
         header = header._replace(encoding=sent.encoding)
-    return heads.pack(address, header, sent.output_bytes), sent
+    head = build_request("POST", "/forward", address, pack_chunk(header), sent.output_bytes)
+    return head, sent
 
 
 def learn(

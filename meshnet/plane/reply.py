@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Final
+from typing import Final, NamedTuple
 
 from meshnet.codec import ENCODINGS
 from meshnet.dtypes import Body
@@ -20,8 +19,7 @@ _NUM_LASTING: Final = AnswerHeader._fields.index("server_timing")
 """The fields of an answer's header before this one stay as they are for a session's steps."""
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(NamedTuple):
     """One answer.
 
     Attributes:

@@ -39,13 +39,14 @@ class Stream:
 
     Attributes:
         inbox: what was received and not read yet.
+        deadline: of ``time.monotonic``: whatever waits then fails; None is never.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         set_up(sock)
         self.inbox = Inbox()
         self._sock = sock
-        self._deadline: float | None = None
+        self.deadline: float | None = None
         self._expected: tuple[memoryview, int] | None = None
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
@@ -65,7 +66,7 @@ class Stream:
 
     def set_deadline(self, seconds: float | None) -> None:
         """Let whatever waits from now on fail after `seconds`; None ends that."""
-        self._deadline = None if seconds is None else monotonic() + seconds
+        self.deadline = None if seconds is None else monotonic() + seconds
 
     def run(self, reading: Reading[_T]) -> _T:
         """Read one thing of a message.
@@ -233,9 +234,9 @@ class Stream:
         Raises:
             TimeoutError: it has passed.
         """
-        if self._deadline is None:
+        if self.deadline is None:
             return None
-        remaining = self._deadline - monotonic()
+        remaining = self.deadline - monotonic()
         if remaining <= 0:
             raise TimeoutError
         return remaining
@@ -243,11 +244,11 @@ class Stream:
     def _bound(self, option: int) -> None:
         """Let the kernel's wait end by the deadline; it may end before, and is then repeated."""
         wait_s = self._waits_s[option]
-        if self._deadline is None:
+        if self.deadline is None:
             if wait_s:
                 self._set_wait(option, 0.0)  # for ever
             return
-        remaining = self._deadline - monotonic()
+        remaining = self.deadline - monotonic()
         if remaining <= 0:
             raise TimeoutError
         if not remaining / 8 <= wait_s <= remaining:
