@@ -125,14 +125,13 @@ class Exchange:
         """Take a chunk like the last one, but for its position; None where it is another."""
         inbox = self.stream.inbox
         last: LastHead[ChunkHeader] | None = inbox.last
-        taken = None if last is None else inbox.take_again(last, _is_count)
-        if last is None or taken is None:
+        if last is None:
+            return None
+        taken = inbox.take_again(last, _is_count)
+        if taken is None:
             return None
         value, body = taken
-        length = len(last.before) + len(value) + len(last.after)
-        if length != last.length:
-            last.length = length
-            self.stream.expect(length, last.num_bytes)
+        self.stream.expect(last.length, last.num_bytes)
         return last.made.at(int(value)), body
 
     def _remember(self, head: bytes, request: RequestHead, header: ChunkHeader) -> None:

@@ -163,20 +163,24 @@ class Inbox:
     ) -> tuple[bytes, memoryview] | None:
         """Take a message whose head is like `last` and whose body landed, all of it.
 
-        Gives the value of the field that varies, and the body. None, and nothing is taken,
-        where it is another message, or where `grammar`, which must refuse CR and LF, finds
-        the value wanting.
+        Gives the value of the field that varies, and the body, and notes the head's length.
+        None, and nothing is taken, where it is another message, or where `grammar`, which
+        must refuse CR and LF, finds the value wanting.
         """
-        body, start, end = self._landing, self._start, self._end
-        if body is None or not self._landed == len(body) == last.num_bytes:
+        body, end, buffer = self._landing, self._end, self._buffer
+        if (
+            body is None
+            or self._start
+            or not self._landed == len(body) == last.num_bytes
+            or not buffer.startswith(last.before)
+            or not buffer.endswith(last.after, 0, end)
+        ):
             return None
-        before, after, buffer = last.before, last.after, self._buffer
-        if not (buffer.startswith(before, start, end) and buffer.endswith(after, start, end)):
-            return None
-        value = bytes(buffer[start + len(before) : end - len(after)])
+        value = bytes(buffer[last.value_start : end - last.after_bytes])
         if not grammar(value):
             return None
-        self._start = self._end = self._landed = 0
+        last.length = end
+        self._end = self._landed = 0
         self._landing = None
         return value, body
 

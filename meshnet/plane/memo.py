@@ -35,20 +35,32 @@ class LastHead(Generic[_T]):
 
     Attributes:
         before: what stands before the value of the varying field.
+        value_start: length of that.
         after: what stands after it, to the head's end.
-        length: of the head.
+        after_bytes: length of that.
+        length: of the head, and of the last one like it.
         made: as given.
         num_bytes: as given.
     """
 
-    __slots__ = ("after", "before", "length", "made", "num_bytes")
+    __slots__ = (
+        "after",
+        "after_bytes",
+        "before",
+        "length",
+        "made",
+        "num_bytes",
+        "value_start",
+    )
 
     def __init__(self, head: bytes, varying: re.Pattern[bytes], made: _T, num_bytes: int) -> None:
         match = varying.search(head)
         # A head without the field is like no other: nothing stands after its end.
         start, end = (len(head), 0) if match is None else match.span(1)
         self.before = head[:start]
+        self.value_start = start
         self.after = head[end:]
+        self.after_bytes = len(self.after)
         self.length = len(head)
         self.made = made
         self.num_bytes = num_bytes

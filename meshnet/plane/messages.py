@@ -142,7 +142,6 @@ class AnswerReader:
         if taken is None:
             return None
         timing, body = taken
-        last.length = len(last.before) + len(timing) + len(last.after)
         return Received(header.timed(timing.decode("ascii")), body, None, True, last.length)
 
     def read(self, inbox: Inbox, asked: ChunkHeader) -> Reading[Received]:
