@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -49,19 +50,14 @@ class Mesh:
         return openai.OpenAI(base_url=self.facts["http"] + "/v1", api_key="none", max_retries=0)
 
     def ask(self, **options):
-        return self.client().chat.completions.create(
-            model=self.facts["models"][0],
-            messages=QUESTION,
-            max_tokens=MAX_TOKENS,
-            temperature=0,
-            **options,
-        )
+        asked = {"messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 0, **options}
+        return self.client().chat.completions.create(model=self.facts["models"][0], **asked)
 
-    def stream_and(self, act) -> str:
+    def stream_and(self, act, **options) -> str:
         """Stream the answer, call `act` after five pieces; gives the whole text."""
         pieces = []
         acted = False
-        for chunk in self.ask(stream=True):
+        for chunk in self.ask(stream=True, **options):
             if chunk.choices and chunk.choices[0].delta.content:
                 pieces.append(chunk.choices[0].delta.content)
             if len(pieces) >= KILL_AFTER and not acted:
@@ -69,6 +65,14 @@ class Mesh:
                 acted = True
         assert acted
         return "".join(pieces)
+
+
+def figures(address: str) -> dict[str, float]:
+    """Give the metrics at ``host:port`` that have no labels."""
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    plain = [line.split(" ") for line in lines if line[0] != "#" and "{" not in line]
+    return {name: float(value) for name, value in plain}
 
 
 @contextlib.contextmanager

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import urllib.request
-
 import openai
 import pytest
 
-from tests.e2e.sessions import LAYERS, mesh
-
-
-def figures(node) -> dict[str, float]:
-    """Give a node's metrics without labels."""
-    with urllib.request.urlopen(f"http://{node.ready['address']}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    plain = [line.split(" ") for line in lines if line[0] != "#" and "{" not in line]
-    return {name: float(value) for name, value in plain}
+from tests.e2e.sessions import LAYERS, figures, mesh
 
 
 @pytest.mark.timeout(600)
@@ -31,4 +21,4 @@ def test_a_full_node_is_a_429_and_nothing_is_held_or_computed(smollm2, stream):
             assert int(caught.value.response.headers["Retry-After"]) >= 1
             assert caught.value.code == "cache_full"
             for node in made.nodes.values():
-                assert [figures(node)[name] for name in names] == [0.0, 0.0, 0.0]
+                assert [figures(node.ready["address"])[name] for name in names] == [0.0, 0.0, 0.0]
