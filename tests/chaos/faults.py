@@ -20,10 +20,12 @@ from meshnet.plane.client import PlaneClient
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import ChunkHeader
 from tests.chaos.mesh import Mesh, MeshNode
+from tests.chaos.processes import until, until_async
 from tests.chaos.schedule import Fault, Kind
 
 __all__ = ["inflict"]
 
+_LEAVE_S = 90.0
 _SLOW_STOPPED_S = 0.06
 _SLOW_RUNNING_S = 0.03
 
@@ -44,9 +46,34 @@ async def inflict(mesh: Mesh, fault: Fault) -> str:
             await asyncio.gather(*map(mesh.kill_node, killed))
             await asyncio.sleep(fault.for_s)
             await asyncio.gather(*(mesh.start_node(node.stage) for _ in killed))
+        case Kind.TERM:
+            await _let_leave(mesh, node)
+            await asyncio.sleep(fault.for_s)
+            await mesh.start_node(node.stage)
+        case Kind.DRAIN:
+            mesh.nodes.pop(node.id, None)
+            with suppress(MeshError):  # the control plane may be away: then it is told to end
+                await mesh.registry.drain(node.id)
+                await until_async(lambda: _is_free(mesh, node), _LEAVE_S, f"{node.id} is free")
+            await _let_leave(mesh, node)
+            await mesh.start_node(node.stage)
         case _:
             await _ON_NODE[fault.kind](mesh, node, fault)
     return node.id
+
+
+async def _let_leave(mesh: Mesh, node: MeshNode) -> None:
+    """Tell a node to end, which it must do well, and forget it."""
+    mesh.nodes.pop(node.id, None)
+    node.process.send(signal.SIGTERM)
+    await until(lambda: node.process.exit_code is not None, _LEAVE_S, f"{node.id} has left")
+    if node.process.exit_code != 0:
+        raise AssertionError(f"{node.id} ended with {node.process.exit_code} on SIGTERM")
+
+
+async def _is_free(mesh: Mesh, node: MeshNode) -> bool:
+    held = await mesh.held(node)
+    return held is not None and held.sessions == 0
 
 
 async def _stop(mesh: Mesh, node: MeshNode, fault: Fault) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
@@ -15,7 +15,7 @@ from meshnet.control.client import ControlClient
 from meshnet.errors import MeshError
 from meshnet.topology import LayerRange
 from meshnet.v1 import node_service_pb2 as nodes_pb2
-from tests.chaos.processes import Process, until
+from tests.chaos.processes import Process, until, until_async
 from tests.chaos.proxy import Proxy, proxy
 
 __all__ = ["Mesh", "MeshNode", "MeshOptions", "running_mesh"]
@@ -219,7 +219,7 @@ class Mesh:
             states = {node.name.removeprefix("nodes/"): node.state for node in listed}
             return all(states.get(name) == nodes_pb2.NODE_STATE_READY for name in self.nodes)
 
-        await _until_async(ready, 60, "every node is ready")
+        await until_async(ready, 60, "every node is ready")
 
     async def empty(self, timeout_s: float) -> None:
         """Wait until no node holds a session or a reservation."""
@@ -230,7 +230,7 @@ class Mesh:
             return all(h is not None and h.sessions == h.reserved_tokens == 0 for h in held)
 
         try:
-            await _until_async(is_empty, timeout_s, "no session is left")
+            await until_async(is_empty, timeout_s, "no session is left")
         except AssertionError as error:
             raise AssertionError(f"{error}; held: {self._last_held}") from None
 
@@ -258,15 +258,6 @@ class Mesh:
         process = Process(name, list(arguments), self.folder / f"{name}.log", env)
         self._processes.append(process)
         return process
-
-
-async def _until_async(check: Any, timeout_s: float, what: str) -> None:
-    clock = asyncio.get_running_loop().time
-    end = clock() + timeout_s
-    while not await check():
-        if clock() > end:
-            raise AssertionError(f"not true within {timeout_s:.0f} s: {what}")
-        await asyncio.sleep(0.1)
 
 
 @asynccontextmanager

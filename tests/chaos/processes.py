@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ _PRELOADED = [
     "meshnet_node.cli",
     "meshnet_node.hf.shard",
 ]
-_POLL_S = 0.02
+_POLL_S = 0.05
 _END_S = 20.0
 
 
@@ -117,6 +117,16 @@ async def until(check: Callable[[], Any], timeout_s: float, what: str) -> Any:
             raise ProcessError(f"not true within {timeout_s:.0f} s: {what}")
         await asyncio.sleep(_POLL_S)
     return result
+
+
+async def until_async(check: Callable[[], Awaitable[bool]], timeout_s: float, what: str) -> None:
+    """Ask, as `until` does, what has to be asked for."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + timeout_s
+    while not await check():
+        if clock() > end:
+            raise ProcessError(f"not true within {timeout_s:.0f} s: {what}")
+        await asyncio.sleep(_POLL_S)
 
 
 def _run(

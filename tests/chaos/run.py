@@ -62,7 +62,10 @@ async def run_schedule(mesh: Mesh, schedule: Schedule, requests: Sequence[Reques
     async def strike(fault: Fault) -> None:
         await streams[fault.session].reached(fault.after)
         at = time.monotonic()
-        outcome.hit.append(await inflict(mesh, fault))
+        try:
+            outcome.hit.append(await inflict(mesh, fault))
+        except AssertionError as error:
+            outcome.wrong.append(f"{fault}: {error}")
         spans.append((fault, at, time.monotonic() + _AFTER_S))
 
     async with asyncio.TaskGroup() as group:

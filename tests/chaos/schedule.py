@@ -9,7 +9,7 @@ from random import Random
 __all__ = ["CI_SEEDS", "NUM_STAGES", "Fault", "Kind", "Schedule", "make_schedule"]
 
 NUM_STAGES = 3
-CI_SEEDS = (0, 1, 2, 4, 5, 6, 7, 8, 9, 10)
+CI_SEEDS = (0, 1, 2, 4, 5, 6, 7, 8, 9, 12)
 """What every test run tries; together they hold every kind of fault."""
 
 
@@ -28,6 +28,8 @@ class Kind(StrEnum):
     CONTROL_AWAY = "control-away"
     DELAY = "delay"
     KILL_ALL = "kill-all"
+    TERM = "term"
+    DRAIN = "drain"
 
 
 ON_CONTROL = frozenset({Kind.CONTROL_RESTART, Kind.CONTROL_AWAY})
@@ -44,6 +46,8 @@ _DURATIONS_S = {
     Kind.SPLIT: (1.0, 3.0),
     Kind.CONTROL_AWAY: (1.0, 5.0),
     Kind.DELAY: (1.0, 3.0),
+    Kind.TERM: (0.0, 1.0),
+    Kind.DRAIN: (0.0,),
 }
 
 
