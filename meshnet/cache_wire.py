@@ -23,6 +23,7 @@ from meshnet.fields import (
 )
 from meshnet.grammar import (
     format_route,
+    parse_count,
     parse_positive,
     parse_route,
     parse_wire_layers,
@@ -54,6 +55,7 @@ class CacheHeader:
         kv: what each of `layers` keeps of a token.
         max_tokens: to reserve for the session, where that is more than `tokens`.
         digest: of the model's files, so that no other model's cache is taken; None is not checked.
+        epoch: of the session's route, see `meshnet.wire.ChunkHeader`.
     """
 
     session: SessionId
@@ -62,6 +64,7 @@ class CacheHeader:
     kv: KvLayout
     max_tokens: int | None = None
     digest: str | None = None
+    epoch: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -108,6 +111,7 @@ def unpack_cache(session: SessionId, headers: Headers) -> CacheHeader:
         kv=kv,
         max_tokens=optional(fields, "X-Meshnet-Max-Tokens", parse_positive),
         digest=optional(fields, "X-Meshnet-Digest", _parse_digest),
+        epoch=optional(fields, "X-Meshnet-Epoch", parse_count) or 0,
     )
     if header.num_bytes >= _IMPOSSIBLE_BYTES:
         raise WireError(
@@ -132,6 +136,8 @@ def pack_cache(header: CacheHeader) -> list[tuple[str, str]]:
         fields.append(("X-Meshnet-Max-Tokens", str(header.max_tokens)))
     if header.digest is not None:
         fields.append(("X-Meshnet-Digest", header.digest))
+    if header.epoch:
+        fields.append(("X-Meshnet-Epoch", str(header.epoch)))
     return fields
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.errors import Code, MeshError, NextHopError, PositionError, WireError
@@ -20,6 +21,9 @@ from meshnet_node.session import Session, SessionTable
 __all__ = ["ArrivingCache", "CacheMoves", "MoveCounts"]
 
 _log = logging.getLogger(__name__)
+
+_WITHDRAW_S: Final = 1.0
+"""What a hop that may be away gets to hear that a cache is not to be kept."""
 
 
 @dataclass(slots=True)
@@ -100,6 +104,7 @@ class CacheMoves:
                         kv=self._cut(kv, hop.layers),
                         max_tokens=session.reserved_tokens or None,
                         digest=self._backend.spec.digest or None,
+                        epoch=session.epoch,
                     )
                     num_bytes += header.num_bytes
                     self._client.send_cache(
@@ -163,6 +168,7 @@ class CacheMoves:
             )
         tokens = max(header.tokens, header.max_tokens or 0)
         session = self._sessions.expect(header.session, header.layers, tokens)
+        session.epoch = header.epoch
         try:
             memory = session.cache.make_room(header.layers, header.kv, header.tokens)
         except BaseException:
@@ -185,10 +191,10 @@ class CacheMoves:
         return kv.cut(layers.start - start, layers.end - start)
 
     def _withdraw(self, session_id: SessionId, hops: Sequence[Hop]) -> None:
-        """Free what the hops took: they know no hop after them, so that it ends there."""
+        """Free what the hops took, and nothing after them."""
         for hop in hops:
             with suppress(MeshError):
-                self._client.release(hop.address, session_id, timeout_s=1.0)
+                self._client.release(hop.address, session_id, alone=True, timeout_s=_WITHDRAW_S)
 
 
 class ArrivingCache:

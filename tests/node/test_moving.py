@@ -166,6 +166,7 @@ async def test_a_session_goes_on_at_another_node(start):
     session, undisturbed = new_session(), new_session()
     for each in (session, undisturbed):
         await compute(here, each, 0, ids(40), max_tokens=90)
+    here.stage.sessions._sessions[session].epoch = 3
     await move(here, session, hop)
     assert held(here, there) == [(1, 90), (1, 90)]
     moved = here.stage.moves.counts, there.stage.moves.counts
@@ -174,8 +175,11 @@ async def test_a_session_goes_on_at_another_node(start):
         (1, size, 0, 0),
         (0, 0, 1, size),
     ]
+    with pytest.raises(MeshError) as caught:  # of a route that was left before
+        await compute(there, session, 40, ids(1), epoch=2)
+    assert caught.value.reason == "EPOCH_STALE"
     expected = await compute(here, undisturbed, 40, ids(1))
-    given = await compute(there, session, 40, ids(1))
+    given = await compute(there, session, 40, ids(1), epoch=3)
     assert np.array_equal(expected, given)
     assert there.stage.num_tokens == 1, "the cache was shipped, not recomputed"
     with pytest.raises(UnknownSessionError):

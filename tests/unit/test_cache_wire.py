@@ -52,8 +52,11 @@ def test_bad_caches(vector):
     dtype=st.sampled_from(sorted(KV_DTYPES)),
     max_tokens=st.none() | st.integers(1, 10**9),
     digest=st.none() | st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
+    epoch=st.integers(0, 10**9),
 )
-def test_a_header_is_read_as_it_was_written(layers, start, tokens, dtype, max_tokens, digest):
+def test_a_header_is_read_as_it_was_written(
+    layers, start, tokens, dtype, max_tokens, digest, epoch
+):
     header = CacheHeader(
         SESSION,
         LayerRange(start, start + len(layers)),
@@ -61,6 +64,7 @@ def test_a_header_is_read_as_it_was_written(layers, start, tokens, dtype, max_to
         KvLayout.of(dtype, layers),
         max_tokens,
         digest,
+        epoch,
     )
     assert unpack_cache(SESSION, pack_cache(header)) == header
 
