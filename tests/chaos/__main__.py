@@ -38,7 +38,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def chaos(
     context: typer.Context,
     seed: Annotated[int | None, typer.Option(min=0, help="Run this schedule alone.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Schedules to run, from seed 0.")] = 200,
+    count: Annotated[int, typer.Option(min=1, help="Schedules to run.")] = 200,
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first of them.")] = 0,
     logs: Annotated[
         Path | None, typer.Option(help="Folder for the logs; else a temporary one.")
     ] = None,
@@ -47,7 +48,7 @@ def chaos(
     """Run faults against a mesh of real processes; exits with 1 where anything was wrong."""
     if context.invoked_subcommand is not None:
         return
-    seeds = range(count) if seed is None else [seed]
+    seeds = range(first, first + count) if seed is None else [seed]
     schedules = [
         make_schedule(one, num_requests=NUM_REQUESTS, num_tokens=NUM_TOKENS) for one in seeds
     ]

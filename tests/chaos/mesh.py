@@ -255,6 +255,7 @@ class Mesh:
         await asyncio.gather(*(process.end() for process in last))
 
     def _spawn(self, name: str, *arguments: str, **env: str) -> Process:
+        env["MESHNET_LOG"] = "info"
         process = Process(name, list(arguments), self.folder / f"{name}.log", env)
         self._processes.append(process)
         return process

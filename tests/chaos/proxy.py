@@ -98,10 +98,10 @@ class Proxy:
                     if self.piece_bytes is not None:
                         await asyncio.sleep(0)
                 if self.cut_after is not None and self.cut_after <= 0:
-                    self.reset_softly()
+                    self._end_connections()
                     return
 
-    def reset_softly(self) -> None:
+    def _end_connections(self) -> None:
         """End every connection after what was written to it, as a process that ends does."""
         for writer in list(self._writers):
             writer.close()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.model import NUM_REQUESTS, NUM_TOKENS
 from tests.chaos.run import run_schedule
-from tests.chaos.schedule import CI_SEEDS, Kind, make_schedule
+from tests.chaos.schedule import CI_SEEDS, Fault, Kind, Schedule, make_schedule
 
 
 def test_a_seed_gives_the_same_schedule_each_time():
@@ -32,3 +32,19 @@ async def test_texts_stay_whole_and_nothing_is_left_behind(place, seed: int):
     outcome = await run_schedule(place.mesh, schedule, place.requests)
     print("\n".join(outcome.log))
     assert outcome.wrong == []
+
+
+def hit(kind: Kind, stage: int, after: int, for_s: float = 0.0) -> Fault:
+    return Fault(kind, 0, after, stage, busy=True, for_s=for_s, amount=0)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("stage", range(3))
+async def test_the_nodes_around_a_killed_one_are_freed_at_once(place, stage: int):
+    faults = (hit(Kind.KILL, stage, 12),)
+    schedule = Schedule(0, (7,), (0.0,), faults)
+    outcome = await run_schedule(place.mesh, schedule, place.requests)
+    print("\n".join(outcome.log))
+    assert outcome.wrong == []
+    assert not [line for line in outcome.log if "was idle for too long" in line]
