@@ -26,7 +26,8 @@ from meshnet_gateway.node_watch import NodeWatch
 from meshnet_gateway.openai_routes import add_routes
 from meshnet_gateway.openai_service import OpenAIService
 from meshnet_gateway.pipeline import PipelineSettings
-from meshnet_gateway.recovery import RecoveringPipelines, RecoverySettings
+from meshnet_gateway.recoveries import RecoverySettings
+from meshnet_gateway.recovery import RecoveringPipelines
 from meshnet_gateway.selection import RouteSelector
 
 __all__ = ["Gateway", "GatewaySettings"]

@@ -15,10 +15,11 @@ from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_files
 from meshnet.control.app import ControlSettings
 from meshnet.errors import ConfigError
 from meshnet.model_hub import resolve_tokenizer
+from meshnet.operations import RebuildMode
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.pipeline import PipelineSettings
-from meshnet_gateway.recovery import Recovery, RecoverySettings
+from meshnet_gateway.recoveries import RecoverySettings
 from meshnet_gateway.window import MAX_WINDOW
 
 __all__ = ["gateway"]
@@ -53,8 +54,12 @@ def gateway(
         ),
     ] = None,
     recovery: Annotated[
-        Recovery, typer.Option(help="How a session whose node failed is fed to the next route.")
-    ] = Recovery.FAST,
+        RebuildMode,
+        typer.Option(
+            help="How a lost node's cache is computed again: in chunks of a prompt's length, or in"
+            " the very steps of the first time, which gives the same bits in bfloat16 too."
+        ),
+    ] = RebuildMode.FAST,
     spare_wait: Annotated[
         float,
         typer.Option(

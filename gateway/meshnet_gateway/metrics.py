@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from meshnet.choosers import LinkChoosers
 from meshnet.plane.metrics import encoding_metrics
 from meshnet_gateway.moving import MoveCounts
-from meshnet_gateway.recovery import RecoveryCounts
+from meshnet_gateway.recoveries import RecoveryCounts, Way
 
 __all__ = ["render_metrics"]
 
@@ -30,7 +30,7 @@ class _GatewayCollector(Collector):
         yield CounterMetricFamily("meshnet_sessions_opened", "Sessions begun.", counts.opened)
         yield CounterMetricFamily(
             "meshnet_sessions_recovered",
-            "Times that a session went on over another route.",
+            "Times that a session went on after a failure.",
             counts.recovered,
         )
         yield CounterMetricFamily(
@@ -38,9 +38,18 @@ class _GatewayCollector(Collector):
             "Sessions that ended with an error since no route was left.",
             counts.abandoned,
         )
-        yield CounterMetricFamily(
-            "meshnet_replayed_tokens", "Tokens fed to a new route again.", counts.replayed_tokens
+        ways = CounterMetricFamily(
+            "meshnet_recoveries", "Times that a session went on after a failure.", labels=("way",)
         )
+        tokens = CounterMetricFamily(
+            "meshnet_recomputed_tokens",
+            "Tokens computed again: by the lost layers (journal), or by all (replay).",
+            labels=("way",),
+        )
+        for way in Way:
+            ways.add_metric((way,), counts.ways[way])
+            tokens.add_metric((way,), counts.recomputed_tokens[way])
+        yield from (ways, tokens)
         yield CounterMetricFamily(
             "meshnet_recovery_pause_seconds",
             "Time from noticing a failure to the next token.",

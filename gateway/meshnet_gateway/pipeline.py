@@ -7,7 +7,7 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,10 +19,10 @@ from meshnet.codec import ENCODINGS
 from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase, Want
-from meshnet.operations import Reservation
+from meshnet.operations import Rebuild, RebuildMode, Reservation
 from meshnet.plane.client import PlaneClient
 from meshnet.timing import parse_timings
-from meshnet.topology import Route, SessionId
+from meshnet.topology import Hop, Route, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_gateway.steps import StepOutput
 from meshnet_gateway.window import Window
@@ -112,6 +112,7 @@ class RoutePipeline:
         self._window = Window(len(route), settings.window)
         self._begun = False
         self._closed = False
+        self.epoch = 0
         self._apart: set[str] = set()
 
     async def step(
@@ -165,38 +166,54 @@ class RoutePipeline:
         Raises:
             MeshError: of the node at fault; the chunks before it stay in the caches.
         """
-        chunks = (
-            split_tokens(tensor, self._settings.chunk_tokens)
-            if sizes is None
-            else cut_tokens(tensor, sizes)
-        )
+        chunks = self._cut(tensor, sizes)
         if not chunks:
             raise MeshError(Code.INVALID_ARGUMENT, "a step needs at least one token")
         if not self._begun:
             self._begun = True
             await self._reserve()
-        total = len(chunks)
-        phase = Phase.PREFILL if tensor.shape[1] > 1 else Phase.DECODE
         answers: list[Answer] = []
-        in_flight: deque[asyncio.Task[Answer]] = deque()
-        start = self.position
+        header = self._header(self.route, tensor)
         try:
-            for index, chunk in enumerate(chunks):
-                while len(in_flight) >= self._window.size:
-                    answers.append(await self._take(in_flight))
-                wanted = want if index == total - 1 else others or want
-                header = self._header(chunk, start, index, total, phase, wanted)
-                start += chunk.shape[1]
-                in_flight.append(asyncio.create_task(self._send(header, chunk)))
-            while in_flight:
-                answers.append(await self._take(in_flight))
+            await self._send_all(self.route, header, chunks, (others or want, want), answers)
         finally:
-            for task in in_flight:
-                task.cancel()
-            await asyncio.gather(*in_flight, return_exceptions=True)
             self.position += sum(chunk.shape[1] for chunk in chunks[: len(answers)])
         self._apart.clear()
         return answers
+
+    async def feed(
+        self, hops: Route, token_ids: Sequence[int], *, sizes: Sequence[int] | None = None
+    ) -> None:
+        """Have hops that replace the route's first ones compute the session's first tokens.
+
+        Args:
+            hops: the replacements, in order.
+            token_ids: all that the other hops hold.
+            sizes: of the chunks; None cuts by `PipelineSettings.chunk_tokens`.
+
+        Raises:
+            MeshError: of the node at fault.
+        """
+        self.epoch += 1
+        self.spread(hops)
+        tensor = np.asarray(token_ids, dtype=np.int32)[None]
+        header = self._header(hops, tensor)._replace(position=0, journal=True)
+        wants = (_NO_ANSWER, _NO_ANSWER)
+        await self._send_all(hops, header, self._cut(tensor, sizes), wants, [])
+
+    async def rebuild(self, before: Hop, hops: Route, mode: RebuildMode) -> None:
+        """Have a node feed its journal to the hops that replace those after it.
+
+        Raises:
+            NextHopError: naming the node or the replacement that failed.
+            MeshError: what one of them answered.
+        """
+        self.epoch += 1
+        self.spread(hops)
+        asked = Rebuild(self.session, self.position, hops, mode, self._max_tokens, self.epoch)
+        await self._client.rebuild(
+            before.address, before.node, asked, timeout_s=self._settings.step_timeout_s
+        )
 
     def spread(self, route: Route) -> None:
         """Note that the session may be held at `route` too, of which its other hops do not know.
@@ -209,6 +226,15 @@ class RoutePipeline:
         """Go on over another route, whose hops hold the session's caches."""
         self.spread(route)
         self.route = route
+        self.epoch += 1
+
+    def strays(self) -> set[str]:
+        """Give the addresses where the session may be held though its route has left them."""
+        return self._apart - {hop.address for hop in self.route}
+
+    async def leave(self, addresses: Iterable[str]) -> None:
+        """Free the session at nodes that its route has left, and nowhere else."""
+        await asyncio.gather(*(self._release(address, alone=True) for address in addresses))
 
     async def _reserve(self) -> None:
         """Have every hop hold the session's cache before anything is computed.
@@ -228,14 +254,58 @@ class RoutePipeline:
                 raise
             _log.debug("session %s: reserves as it goes: %s", self.session, error)
 
+    def _cut(self, tensor: npt.NDArray[Any], sizes: Sequence[int] | None) -> list[npt.NDArray[Any]]:
+        if sizes is None:
+            return split_tokens(tensor, self._settings.chunk_tokens)
+        return cut_tokens(tensor, sizes)
+
+    async def _send_all(
+        self,
+        route: Route,
+        first: ChunkHeader,
+        chunks: Sequence[npt.NDArray[Any]],
+        wants: tuple[Want, Want],
+        answers: list[Answer],
+    ) -> None:
+        """Send chunks in order, several in flight; puts their answers into `answers`.
+
+        Args:
+            route: over which.
+            first: header of the first; what differs between them is set here.
+            chunks: along the token axis.
+            wants: of all but the last, and of the last.
+            answers: also where this fails: those that came, without a gap.
+        """
+        in_flight: deque[asyncio.Task[Answer]] = deque()
+        total, start = len(chunks), first.position or 0
+        try:
+            for index, chunk in enumerate(chunks):
+                while len(in_flight) >= self._window.size:
+                    answers.append(await self._take(in_flight))
+                header = first._replace(
+                    shape=chunk.shape,
+                    chunk_index=index,
+                    chunk_total=total,
+                    position=start,
+                    want=wants[index == total - 1],
+                    max_tokens=self._max_tokens if start == 0 else None,
+                )
+                start += chunk.shape[1]
+                in_flight.append(asyncio.create_task(self._send(route[0], header, chunk)))
+            while in_flight:
+                answers.append(await self._take(in_flight))
+        finally:
+            for task in in_flight:
+                task.cancel()
+            await asyncio.gather(*in_flight, return_exceptions=True)
+
     async def _take(self, in_flight: deque[asyncio.Task[Answer]]) -> Answer:
         """Wait for the oldest chunk's answer, and learn of the stages from it."""
         answer = await in_flight.popleft()
         self._window.observe(parse_timings(answer.header.server_timing))
         return answer
 
-    async def _send(self, header: ChunkHeader, chunk: npt.NDArray[Any]) -> Answer:
-        first = self.route[0]
+    async def _send(self, first: Hop, header: ChunkHeader, chunk: npt.NDArray[Any]) -> Answer:
         return await self._client.forward(
             first.address, first.node, header, chunk, timeout_s=self._settings.step_timeout_s
         )
@@ -250,32 +320,24 @@ class RoutePipeline:
         places = {self.route[0].address, *self._apart}
         await asyncio.gather(*(self._release(address) for address in places))
 
-    async def _release(self, address: str) -> None:
+    async def _release(self, address: str, *, alone: bool = False) -> None:
         try:
-            await self._client.release(address, self.session)
+            await self._client.release(address, self.session, alone=alone)
         except MeshError as error:
-            _log.warning("session %s: release failed: %s", self.session, error)
+            level = logging.DEBUG if alone else logging.WARNING  # who was left is often dead
+            _log.log(level, "session %s: release failed: %s", self.session, error)
 
-    def _header(
-        self,
-        chunk: npt.NDArray[Any],
-        position: int,
-        index: int,
-        total: int,
-        phase: Phase,
-        want: Want,
-    ) -> ChunkHeader:
+    def _header(self, route: Route, tensor: npt.NDArray[Any]) -> ChunkHeader:
+        """Give what the chunks of a tensor have in common, at the session's position."""
+        phase = Phase.PREFILL if tensor.shape[1] > 1 else Phase.DECODE
         return ChunkHeader(
-            shape=chunk.shape,
-            dtype=INT32 if chunk.dtype == np.int32 else BFLOAT16,
+            shape=tensor.shape,
+            dtype=INT32 if tensor.dtype == np.int32 else BFLOAT16,
             session=self.session,
-            chunk_index=index,
-            chunk_total=total,
-            position=position,
-            layers=self.route[0].layers,
+            position=self.position,
+            layers=route[0].layers,
             phase=phase,
-            want=want,
             accept_encoding=ENCODINGS if phase is Phase.PREFILL else (),
-            route=self.route[1:],
-            max_tokens=self._max_tokens if position == 0 else None,
+            route=route[1:],
+            epoch=self.epoch,
         )

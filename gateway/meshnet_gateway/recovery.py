@@ -1,7 +1,9 @@
 """A session that outlives its nodes: on a failure it goes on over another route.
 
-The gateway keeps the session's token ids, and nothing else is needed to rebuild every
-cache. Random streams, penalties and stop strings live here and are never lost with a node.
+Nodes that are kept keep their caches; a lost cache is computed again from what the node
+before it had sent on. Where that does not work the gateway feeds the session's token ids,
+which it keeps: nothing else is needed to rebuild every cache. Random streams, penalties
+and stop strings live here and are never lost with a node.
 """
 
 from __future__ import annotations
@@ -9,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Coroutine, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from meshnet.errors import (
+    CacheFullError,
     Code,
     MeshError,
     NextHopError,
@@ -24,21 +25,26 @@ from meshnet.errors import (
     UnknownSessionError,
 )
 from meshnet.grammar import Want
+from meshnet.operations import RebuildMode
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import Hop, NodeId
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.moving import Departure, SessionMoves
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
+from meshnet_gateway.recoveries import RecoveryCounts, RecoverySettings, Way
+from meshnet_gateway.repairs import Repair, keep_layers, plan_repairs
 from meshnet_gateway.selection import RouteSelector, SelectedRoute
 from meshnet_gateway.steps import StepOutput
 
-__all__ = ["RecoveringPipeline", "RecoveringPipelines", "Recovery", "RecoverySettings"]
+__all__ = ["RecoveringPipeline", "RecoveringPipelines"]
 
 _log = logging.getLogger(__name__)
 
 _TRIES_A_STEP: Final = 5
 _HEALTH_TIMEOUT_S: Final = 1.0
+_FULL_WAIT_S: Final = 0.5
+"""Until a node that was full is asked again, or the control plane knows of it."""
 _AGAIN: Final = (
     Code.UNAVAILABLE,
     Code.INTERNAL,
@@ -46,48 +52,6 @@ _AGAIN: Final = (
     Code.DEADLINE_EXCEEDED,
     Code.NEXT_HOP_FAILED,
 )
-
-
-class Recovery(StrEnum):
-    """How the tokens so far are fed to the new route."""
-
-    FAST = "fast"
-    """In prefill chunks: quick; in bfloat16 kernels round differently by shape, so that the
-    text may go on differently where two tokens are nearly equal."""
-    EXACT = "exact"
-    """In the very steps of the first time: the same bits, and as many steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecoverySettings:
-    """What a session does when its route breaks.
-
-    Attributes:
-        mode: how to feed the tokens again.
-        spare_wait_s: seconds to wait for nodes that cover the layers.
-    """
-
-    mode: Recovery = Recovery.FAST
-    spare_wait_s: float = 30.0
-
-
-@dataclass(slots=True)
-class RecoveryCounts:
-    """What happened so far, for metrics.
-
-    Attributes:
-        opened: sessions begun.
-        recovered: times that a session went on over another route.
-        abandoned: sessions that ended with an error all the same.
-        replayed_tokens: tokens fed again.
-        pause_s: seconds from noticing to the next token, summed.
-    """
-
-    opened: int = 0
-    recovered: int = 0
-    abandoned: int = 0
-    replayed_tokens: int = 0
-    pause_s: float = 0.0
 
 
 class RecoveringPipelines:
@@ -140,6 +104,7 @@ class RecoveringPipeline:
         self._model = model
         self._max_tokens = max_tokens
         self._failed: dict[NodeId, int] = {}
+        self._incarnations = dict(route.incarnations)
         self._steps: list[list[int]] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._departure = Departure(shared.moves, model, max_tokens)
@@ -161,24 +126,20 @@ class RecoveringPipeline:
                 raise
             error = first = failure
         noticed = time.perf_counter()
-        for _ in range(_TRIES_A_STEP):
+        tries = 0
+        while tries < _TRIES_A_STEP:
             try:
-                output = await self._recover(error, want)
+                output, way = await self._recover(error, want)
             except MeshError as failure:
-                if isinstance(failure, RouteError) or not _can_recover(failure):
-                    self._shared.counts.abandoned += 1
-                    raise _after(failure, first) from first
                 error = failure
+                if isinstance(failure, CacheFullError) and self._may_wait(noticed):
+                    await asyncio.sleep(_FULL_WAIT_S)
+                    continue
+                if isinstance(failure, RouteError) or not _can_recover(failure):
+                    break
+                tries += 1
             else:
-                pause_s = time.perf_counter() - noticed
-                self._shared.counts.recovered += 1
-                self._shared.counts.pause_s += pause_s
-                _log.warning(
-                    "session %s: goes on after %.2f s over %s",
-                    self._pipeline.session,
-                    pause_s,
-                    ", ".join(hop.node for hop in self._route.hops),
-                )
+                self._count(way, time.perf_counter() - noticed)
                 return output
         self._shared.counts.abandoned += 1
         raise _after(error, first) from first
@@ -212,6 +173,7 @@ class RecoveringPipeline:
 
     def _use(self, route: SelectedRoute) -> None:
         self._route = route
+        self._incarnations.update(route.incarnations)
         self._nodes = frozenset(route.incarnations)
 
     def _begin(self, route: SelectedRoute) -> None:
@@ -226,16 +188,28 @@ class RecoveringPipeline:
         with self._shared.lost.guard(self._nodes):
             return await self._pipeline.step(token_ids, want, sizes=sizes)
 
-    async def _recover(self, error: MeshError, want: Want) -> StepOutput:
-        """Leave the route, take another, feed every token again."""
+    async def _recover(self, error: MeshError, want: Want) -> tuple[StepOutput, Way]:
+        """Find a route without what failed, and go on over it.
+
+        Raises:
+            MeshError: this route failed too, or there is none.
+        """
         if isinstance(error, NextHopError):
             node = NodeId(error.failed_node)
-            self._failed[node] = self._route.incarnations.get(node, 0)
+            self._failed[node] = self._incarnations.get(node, 0)
         _log.warning("session %s: %s", self._pipeline.session, error)
-        self._pipeline.spread(())  # the hops after one that failed hear of it from none else
-        task = asyncio.create_task(self._pipeline.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        route = await self._replace()
+        try:
+            way = await self._rebuild(route)
+            return await self._go_on(want), way
+        except (NextHopError, CacheFullError):
+            raise
+        except MeshError as failure:
+            reason = failure
+        return await self._replay(route, want, reason), Way.REPLAY
+
+    async def _replace(self) -> SelectedRoute:
+        """Select a route without the nodes that failed, that keeps the others as they are."""
         healthy = {
             node: start
             for node, start in self._route.incarnations.items()
@@ -249,10 +223,89 @@ class RecoveringPipeline:
             answers=self._answers,
             wait_s=self._shared.recovery.spare_wait_s,
         )
+        self._incarnations.update(route.incarnations)
+        return keep_layers(self._route, route)
+
+    async def _rebuild(self, route: SelectedRoute) -> Way:
+        """Have the caches that `route` lacks computed again, and take it.
+
+        Raises:
+            MeshError: they cannot be.
+        """
+        pipeline = self._pipeline
+        repairs = plan_repairs(self._route, route)
+        if repairs is None or not pipeline.position:
+            raise MeshError(Code.ABORTED, "no node keeps anything of it", reason="JOURNAL_LOST")
+        with self._shared.lost.guard(frozenset(route.incarnations)):
+            for repair in repairs:
+                await self._repair(repair)
+        pipeline.reroute(route.hops)
+        self._use(route)
+        self._in_background(pipeline.leave(pipeline.strays()))
+        return Way.JOURNAL if repairs else Way.RESENT
+
+    async def _repair(self, repair: Repair) -> None:
+        pipeline, mode = self._pipeline, self._shared.recovery.mode
+        _log.info(
+            "session %s: %d tokens of layers %d-%d are computed again at %s, in mode %s, from %s",
+            pipeline.session,
+            pipeline.position,
+            repair.hops[0].layers.start,
+            repair.hops[-1].layers.end,
+            ", ".join(hop.node for hop in repair.hops),
+            mode,
+            f"the journal of {repair.before.node}" if repair.before else "the token ids",
+        )
+        if repair.before is not None:
+            await pipeline.rebuild(repair.before, repair.hops, mode)
+        else:
+            tokens = self._tokens()[: pipeline.position]
+            await pipeline.feed(repair.hops, tokens, sizes=self._sizes(0, pipeline.position))
+        self._shared.counts.recomputed_tokens[Way.JOURNAL] += pipeline.position
+
+    async def _go_on(self, want: Want) -> StepOutput:
+        """Feed the tokens that the caches lack."""
+        tokens, start = self._tokens(), self._pipeline.position
+        return await self._guarded(tokens[start:], want, self._sizes(start, len(tokens)))
+
+    async def _replay(self, route: SelectedRoute, want: Want, reason: MeshError) -> StepOutput:
+        """Begin a new session on `route`, and feed every token again."""
+        tokens = self._tokens()
+        _log.warning(
+            "session %s: all of its %d tokens are computed again: %s",
+            self._pipeline.session,
+            len(tokens),
+            reason,
+        )
+        self._pipeline.spread(())  # the hops after one that failed hear of it from none else
+        self._in_background(self._pipeline.close())
         self._begin(route)
-        tokens = [token for step in self._steps for token in step]
-        self._shared.counts.replayed_tokens += len(tokens)
-        return await self._guarded(tokens, want, self._sizes())
+        self._shared.counts.recomputed_tokens[Way.REPLAY] += len(tokens)
+        return await self._go_on(want)
+
+    def _count(self, way: Way, pause_s: float) -> None:
+        counts = self._shared.counts
+        counts.ways[way] += 1
+        counts.pause_s += pause_s
+        _log.warning(
+            "session %s: goes on after %.2f s over %s, by %s",
+            self._pipeline.session,
+            pause_s,
+            ", ".join(hop.node for hop in self._route.hops),
+            way,
+        )
+
+    def _may_wait(self, since: float) -> bool:
+        return time.perf_counter() + _FULL_WAIT_S < since + self._shared.recovery.spare_wait_s
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        """Do what nobody waits for before the session ends."""
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _tokens(self) -> list[int]:
+        return [token for step in self._steps for token in step]
 
     async def _answers(self, hop: Hop) -> bool:
         """Tell whether a node that failed says that it is well."""
@@ -264,16 +317,23 @@ class RecoveringPipeline:
             return False
         return status == HTTPStatus.OK
 
-    def _sizes(self) -> list[int] | None:
-        """Give the chunks to replay in: those of the first time, or None for the usual ones."""
-        if self._shared.recovery.mode is Recovery.FAST:
+    def _sizes(self, start: int, end: int) -> list[int] | None:
+        """Give the chunks to feed tokens in: those of the first time, or None for the usual ones.
+
+        `start` and `end` are where chunks of the first time began or ended.
+        """
+        if self._shared.recovery.mode is RebuildMode.FAST:
             return None
         most = self._shared.pipeline.chunk_tokens
-        return [
-            min(most, len(step) - start)
-            for step in self._steps
-            for start in range(0, len(step), most)
-        ]
+        found = []
+        position = 0
+        for step in self._steps:
+            for first in range(0, len(step), most):
+                size = min(most, len(step) - first)
+                if start <= position < end:
+                    found.append(size)
+                position += size
+        return found
 
 
 def _after(error: MeshError, first: MeshError) -> MeshError:

@@ -119,10 +119,10 @@ class RouteSelector:
                     ]
                     if all(await asyncio.gather(*map(answers, again))):
                         return route
-                    names = ", ".join(hop.node for hop in again)
+                    had = ", ".join(f"{hop.layers} of {hop.node}" for hop in again)
                     reason = MeshError(
                         Code.UNAVAILABLE,
-                        f"no other node has the layers of {names}",
+                        f"no other node has layers {had}",
                         reason="LAYERS_UNCOVERED",
                     )
             if time.monotonic() + _RETRY_S > deadline:

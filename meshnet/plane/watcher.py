@@ -41,7 +41,8 @@ class Watcher:
     def forget(self, descriptor: int) -> None:
         """Watch no more; before the descriptor is closed, since its number is used again."""
         if sys.platform == "linux":
-            with self._lock, contextlib.suppress(OSError):
+            # A thread that computes may outlive this watcher, whose descriptor is closed then.
+            with self._lock, contextlib.suppress(OSError, ValueError):
                 self._ended.pop(descriptor, None)
                 self._poll.unregister(descriptor)
 

@@ -18,7 +18,7 @@ from meshnet.plane.tls import TlsFiles
 from meshnet.topology import LayerRange, NodeId
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
-from meshnet_gateway.recovery import RecoverySettings
+from meshnet_gateway.recoveries import RecoverySettings
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.heartbeat import Heartbeat, Registration
 from meshnet_node.stub import StubBackend

@@ -15,7 +15,7 @@ from meshnet.control.app import ControlSettings
 from meshnet.topology import LayerRange, NodeId
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
-from meshnet_gateway.recovery import RecoverySettings
+from meshnet_gateway.recoveries import RecoverySettings
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.backend import ShardBackend
 from meshnet_node.heartbeat import Heartbeat, Registration
