@@ -1,4 +1,4 @@
-"""Programs beside Python that some tests drive: curl, zstd, etcd, openssl."""
+"""Programs beside Python that some tests drive: curl, zstd, etcd, nginx, openssl."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 PACKAGES = {
     "curl": "curl",
     "etcd": "etcd-server",
+    "nginx": "nginx-light",
     "openssl": "openssl",
     "xxd": "xxd",
     "zstd": "zstd",
