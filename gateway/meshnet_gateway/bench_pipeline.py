@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from meshnet.chunk import Answer
 from meshnet.cli.bench.measure import Series, interleave
+from meshnet.cli.bench.ours import RAW_BODIES, RAW_POLICIES
 from meshnet.cli.bench.report import Advance, Report, Run, Table, progress
-from meshnet.cli.bench.stacks import RAW_BODIES, RAW_POLICIES
 from meshnet.cli.processes import Children
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want

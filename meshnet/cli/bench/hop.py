@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from meshnet.cli.bench.echo import EchoStack
 from meshnet.cli.bench.measure import Series, interleave, median_of
+from meshnet.cli.bench.ours import RAW_POLICIES
 from meshnet.cli.bench.report import Report, Run, Table, format_us, progress
-from meshnet.cli.bench.stacks import RAW_POLICIES, RawSocket, time_round_trips
+from meshnet.cli.bench.stacks import RawSocket, time_round_trips
 from meshnet.cli.processes import Children
 from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, ConfigError, MeshError

@@ -1,11 +1,10 @@
-"""Clients of the stacks that are compared: one round trip of a tensor each."""
+"""Clients of the stacks that meshnet is compared with: one round trip of a tensor each."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import time
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -21,13 +20,7 @@ from meshnet.cli.bench.echo import (
     receive_exactly,
     unpack_json,
 )
-from meshnet.compression import CompressionPolicies, CompressionPolicy
-from meshnet.dtypes import BFLOAT16, Body, view_bytes
-from meshnet.grammar import Phase, Want
-from meshnet.plane.client import PlaneClient
-from meshnet.plane.hop_client import HopClient
-from meshnet.topology import NodeId, SessionId
-from meshnet.wire import ChunkHeader
+from meshnet.dtypes import Body, view_bytes
 
 if TYPE_CHECKING:
     import grpc
@@ -36,26 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLIENTS",
-    "RAW_BODIES",
-    "RAW_POLICIES",
-    "Meshnet",
-    "MeshnetAio",
     "RawSocket",
     "Transport",
     "time_round_trips",
 ]
 
 _TIMEOUT_S: Final = 120.0
-
-RAW_BODIES: Final = {
-    f"MESHNET_COMPRESSION_LAN_{phase}_ENABLED": "false" for phase in ("PREFILL", "DECODE")
-}
-"""Environment of nodes that compress nothing, as the other stacks do not either."""
-
-RAW_POLICIES: Final = CompressionPolicies(
-    {("lan", phase): CompressionPolicy(0, enabled=False) for phase in ("prefill", "decode")}
-)
-"""The same for a client."""
 
 
 class Transport(Protocol):
@@ -68,77 +47,6 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Close the connection."""
         ...
-
-
-class _Session:
-    """A session of growing position at a stub node."""
-
-    def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
-        self._address = address
-        self._tensor = tensor
-        self._session = SessionId(str(uuid.uuid4()))
-        self._position = 0
-
-    def _next_header(self) -> ChunkHeader:
-        num_tokens = self._tensor.shape[1]
-        header = ChunkHeader(
-            shape=self._tensor.shape,
-            dtype=BFLOAT16,
-            session=self._session,
-            position=self._position,
-            phase=Phase.DECODE if num_tokens == 1 else Phase.PREFILL,
-            want=Want("hidden"),
-        )
-        self._position += num_tokens
-        return header
-
-
-class Meshnet(_Session):
-    """POST /forward to a stub node by the client that nodes use for the hop after, blocking."""
-
-    def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
-        super().__init__(address, tensor)
-        self._client = HopClient(policies=RAW_POLICIES)
-
-    async def round_trip(self) -> Body:
-        """Send one chunk, and view the hidden states answered, blocking the event loop."""
-        answer = self._client.forward(
-            self._address,
-            NodeId("echo"),
-            self._next_header(),
-            self._tensor,
-            timeout_s=_TIMEOUT_S,
-        )
-        return b"" if answer.tensor is None else view_bytes(answer.tensor)
-
-    async def close(self) -> None:
-        """Free the session and close."""
-        self._client.release(self._address, self._session)
-        self._client.close()
-
-
-class MeshnetAio(_Session):
-    """The same by the asyncio client, which gateways use."""
-
-    def __init__(self, address: str, tensor: npt.NDArray[Any]) -> None:
-        super().__init__(address, tensor)
-        self._client = PlaneClient(policies=RAW_POLICIES)
-
-    async def round_trip(self) -> Body:
-        """Send one chunk, and view the hidden states answered."""
-        answer = await self._client.forward(
-            self._address,
-            NodeId("echo"),
-            self._next_header(),
-            self._tensor,
-            timeout_s=_TIMEOUT_S,
-        )
-        return b"" if answer.tensor is None else view_bytes(answer.tensor)
-
-    async def close(self) -> None:
-        """Free the session and close."""
-        await self._client.release(self._address, self._session)
-        await self._client.close()
 
 
 class RawSocket:

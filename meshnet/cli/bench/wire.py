@@ -15,16 +15,10 @@ import numpy.typing as npt
 
 from meshnet.cli.bench.echo import EchoStack, missing
 from meshnet.cli.bench.measure import Series, interleave
+from meshnet.cli.bench.ours import RAW_BODIES, Meshnet, MeshnetAio
 from meshnet.cli.bench.placement import cpu_seconds, default_placement, placed
 from meshnet.cli.bench.report import Advance, Report, Run, Table, format_ratio, format_us, progress
-from meshnet.cli.bench.stacks import (
-    CLIENTS,
-    RAW_BODIES,
-    Meshnet,
-    MeshnetAio,
-    Transport,
-    time_round_trips,
-)
+from meshnet.cli.bench.stacks import CLIENTS, Transport, time_round_trips
 from meshnet.cli.bench.wire_cases import (
     LONG_BYTES,
     OURS,
