@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +40,7 @@ _FORWARD: Final = "/forward"
 _DRAIN_BYTES: Final = 64 * 1024
 """An unread body up to this is read and dropped; for a longer one the connection closes."""
 _LINGER_S: Final = 2.0
-_is_count: Final = re.compile(rb"[0-9]{1,20}").fullmatch
+_MAX_DIGITS: Final = 20
 
 _T = TypeVar("_T")
 
@@ -127,7 +126,7 @@ class Exchange:
         last: LastHead[ChunkHeader] | None = inbox.last
         if last is None:
             return None
-        taken = inbox.take_again(last, _is_count)
+        taken = inbox.take_again(last, bytes.isdigit, _MAX_DIGITS)
         if taken is None:
             return None
         value, body = taken

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -54,7 +53,8 @@ _MAX_HEADER_COUNT: Final = 128
 _MAX_PROBLEM_BYTES: Final = 64 * 1024
 _MAX_INTERIM: Final = 8
 _MAX_KNOWN: Final = 256
-_is_timing: Final = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?").fullmatch
+_MAX_TIMING_BYTES: Final = 16 * 1024
+_PRINTABLE: Final = bytes(range(0x20, 0x7F))
 
 
 class Received(NamedTuple):
@@ -138,7 +138,7 @@ class AnswerReader:
         header = last.made
         if header.session != asked.session or header.chunk_index != asked.chunk_index:
             return None
-        taken = inbox.take_again(last, _is_timing)
+        taken = inbox.take_again(last, _is_printable, _MAX_TIMING_BYTES)
         if taken is None:
             return None
         timing, body = taken
@@ -215,6 +215,11 @@ class AnswerReader:
             if head.status >= 200:
                 return raw, head, None
         raise WireError(f"more than {_MAX_INTERIM} interim answers")
+
+
+def _is_printable(value: bytes) -> bool:
+    """Tell whether a field's value is of printable ASCII, and no blank is at its ends."""
+    return not value.translate(None, _PRINTABLE) and value.strip(b" ") == value
 
 
 class Repeated(NamedTuple):
