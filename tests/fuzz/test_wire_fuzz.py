@@ -224,6 +224,7 @@ headers_of_chunks = st.builds(
     accept_encoding=st.lists(encodings, max_size=16).map(tuple),
     route=st.lists(hops, max_size=8).map(tuple),
     max_tokens=st.none() | st.integers(1, 10**20 - 1),
+    epoch=counts,
     traceparent=st.none() | st.just(f"00-{'a' * 32}-{'b' * 16}-01"),
 )
 
