@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -20,6 +21,7 @@ from meshnet.topology import LayerRange, NodeId, parse_layers, parse_node_id
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.heartbeat import Heartbeat, Registration
+from meshnet_node.journal import JournalLimits
 from meshnet_node.model_files import resolve_model
 from meshnet_node.session import SessionLimits
 from meshnet_node.stub import StubBackend
@@ -82,6 +84,24 @@ def node(
         float,
         typer.Option(min=0.0, help="Seconds that sessions get to move away when told to end."),
     ] = 30.0,
+    journal_bytes: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Memory for what sessions sent on, to replace a lost next node; 0 for none."
+        ),
+    ] = JournalLimits().memory_bytes,
+    journal_disk_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes of a temporary file for what that has no room for.")
+    ] = JournalLimits().disk_bytes,
+    journal_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of that file.",
+            file_okay=False,
+            exists=True,
+            show_default="the system's for temporary files",
+        ),
+    ] = None,
     hidden_size: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of the stub backend.")] = 8,
     stub_layers: Annotated[
         int | None,
@@ -142,6 +162,7 @@ def node(
         host=host,
         port=port,
         sessions=SessionLimits(cache_tokens=cache_tokens, idle_ttl_s=idle_ttl),
+        journals=JournalLimits(journal_bytes, journal_disk_bytes, journal_dir),
         tls=tls,
     )
 

@@ -9,21 +9,55 @@ import urllib.request
 import openai
 import pytest
 
-from tests.e2e.commands import eventually
-from tests.e2e.sessions import LAYERS, mesh
+from tests.e2e.commands import Running, eventually
+from tests.e2e.sessions import LAYERS, figures, mesh
+
+
+def computed(node: Running) -> float:
+    """Give the token positions that a node has computed."""
+    return figures(node.ready["address"])["meshnet_tokens_total"]
 
 
 @pytest.mark.timeout(600)
 def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
+    """Only its layers are computed again, from the journal of the node before it."""
     with mesh(smollm2) as made:
-        made.start("spare", LAYERS["middle"]).event("ready")
+        spare = made.start("spare", LAYERS["middle"])
+        spare.ready = spare.event("ready")
         undisturbed = made.ask().choices[0].message.content
-        disturbed = made.stream_and(made.on_route(1).process.kill)
+        before = {name: computed(node) for name, node in made.nodes.items()}
+        session = before["first"]
+        killed = made.on_route(1)
+        disturbed = made.stream_and(killed.process.kill)
         assert disturbed == undisturbed
+        again = {
+            name: computed(node) - before[name]
+            for name, node in made.nodes.items()
+            if node is not killed
+        }
+        replacement = again.pop("middle" if killed is spare else "spare")
+        assert replacement == session
+        assert all(session <= tokens <= session + 1 for tokens in again.values())
         with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
             lines = answer.read().decode().splitlines()
         assert "meshnet_sessions_recovered_total 1.0" in lines
+        assert 'meshnet_recoveries_total{way="journal"} 1.0' in lines
         assert not any("Traceback" in line for line in made.gateway.errors)
+
+
+@pytest.mark.timeout(600)
+def test_without_a_journal_the_whole_route_computes_the_session_again(smollm2):
+    off = dict.fromkeys(LAYERS, ("--journal-bytes", "0"))
+    with mesh(smollm2, node_options=off) as made:
+        spare = made.start("spare", LAYERS["middle"])
+        spare.ready = spare.event("ready")
+        undisturbed = made.ask().choices[0].message.content
+        session = computed(made.nodes["first"])
+        assert made.stream_and(made.on_route(1).process.kill) == undisturbed
+        assert computed(made.nodes["first"]) > 2 * session + 1
+        with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
+            assert 'meshnet_recoveries_total{way="replay"} 1.0' in answer.read().decode()
+        assert any("the journal of this session" in line for line in made.gateway.errors)
 
 
 @pytest.mark.timeout(600)
