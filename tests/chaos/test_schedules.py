@@ -41,6 +41,16 @@ def hit(kind: Kind, stage: int, after: int, for_s: float = 0.0) -> Fault:
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("stage", range(3))
+async def test_a_session_waits_for_cache_where_the_node_that_takes_over_is_full(place, stage: int):
+    faults = (hit(Kind.FULL, stage, 5, for_s=3.0), hit(Kind.KILL, stage, 12))
+    outcome = await run_schedule(place.mesh, Schedule(0, (7,), (0.0,), faults), place.requests)
+    print("\n".join(outcome.log))
+    assert outcome.wrong == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("stage", range(3))
 async def test_the_nodes_around_a_killed_one_are_freed_at_once(place, stage: int):
     faults = (hit(Kind.KILL, stage, 12),)
     schedule = Schedule(0, (7,), (0.0,), faults)
