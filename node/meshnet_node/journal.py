@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy.typing as npt
 
-from meshnet.dtypes import BFLOAT16, view_bytes
+from meshnet.dtypes import BFLOAT16, item_size, view_bytes
 from meshnet.errors import Code, MeshError
 from meshnet.wire import view_tensor
 from meshnet_node.spill import Extent, SpillFile
@@ -47,20 +48,6 @@ class JournalLimits:
     directory: Path | None = None
 
 
-class _Entry(NamedTuple):
-    """One chunk's output.
-
-    Attributes:
-        position: of its first token.
-        tokens: in it.
-        tensor: bfloat16 ``[1, tokens, hidden]``; None where it is in the file.
-    """
-
-    position: int
-    tokens: int
-    tensor: npt.NDArray[Any] | None
-
-
 class Journal:
     """One session's: `add` what is sent on, in the session's turns, until `close`.
 
@@ -76,7 +63,10 @@ class Journal:
 
     def __init__(self, journals: Journals) -> None:
         self._journals = journals
-        self._entries: list[_Entry] = []
+        # Of each chunk: where it starts, and its output, None where that is in the file. Plain
+        # lists, of what the garbage collector need not look into.
+        self._starts: list[int] = []
+        self._tensors: list[npt.NDArray[Any] | None] = []
         self._end = 0
         self._num_spilled = 0
         self.extent = Extent()
@@ -96,20 +86,20 @@ class Journal:
         if position != self._end:
             self._cut(position)
         journals = self._journals
-        tokens = tensor.shape[1]
+        _, tokens, self.width = tensor.shape
         self._end = position + tokens
         num_bytes = tensor.nbytes + _ENTRY_BYTES
         with journals.lock:
             if self.lost or self.closed:
                 return
-            if journals.memory_bytes + num_bytes <= journals.limits.memory_bytes:
-                self._entries.append(tuple.__new__(_Entry, (position, tokens, tensor)))
-                self.width = tensor.shape[2]
+            total = journals.memory_bytes + num_bytes
+            if total <= journals.max_bytes:
+                self._starts.append(position)
+                self._tensors.append(tensor)
                 self.memory_bytes += num_bytes
-                journals.memory_bytes += num_bytes
-                journals.clock += 1
-                self.used = journals.clock
-                if journals.memory_bytes > journals.high_bytes:
+                journals.memory_bytes = total
+                journals.clock = self.used = journals.clock + 1
+                if total > journals.high_bytes:
                     journals.wake()
                 return
         journals.drop(self, "memory is full")
@@ -120,11 +110,8 @@ class Journal:
 
     def borders(self, end: int) -> list[int]:
         """Give the lengths of the chunks in which the tokens before `end` were sent on."""
-        return [
-            min(entry.tokens, end - entry.position)
-            for entry in list(self._entries)
-            if entry.position < end
-        ]
+        starts = [start for start in self._starts if start < end]
+        return [after - start for start, after in zip(starts, [*starts[1:], end], strict=False)]
 
     def read(self, end: int) -> Iterator[npt.NDArray[Any]]:
         """Give the tokens before `end`, chunk by chunk, in the session's turn.
@@ -134,61 +121,60 @@ class Journal:
         """
         if not self.covers(end):
             raise self._missing(end)
-        offset = 0
-        for entry in list(self._entries):
-            if entry.position >= end:
-                return
-            num_bytes = entry.tokens * self.width * 2
-            tensor = entry.tensor
+        token_bytes = self.width * item_size(BFLOAT16)
+        for position, tokens, kept in zip(
+            list(self._starts), self.borders(end), list(self._tensors), strict=False
+        ):
+            tensor = kept
             if tensor is None:
-                tensor = self._read_back(entry, offset, offset + num_bytes, end)
-            offset += num_bytes
-            yield tensor[:, : end - entry.position]
+                start = position * token_bytes
+                data = self._journals.read(self, start, start + tokens * token_bytes)
+                if data is None:
+                    raise self._missing(end)
+                tensor = view_tensor(data, (1, tokens, self.width), BFLOAT16)
+            yield tensor[:, :tokens]
 
     def close(self) -> None:
         """Forget everything; waits for no disk."""
         journals = self._journals
         with journals.lock:
             self.closed = True
-            self.forget_entries(0)
+            self.forget_from(0)
             journals.forget(self)
 
-    def spillable(self) -> list[_Entry]:
-        """Give the oldest entries in memory, of one round; under the lock."""
-        taken: list[_Entry] = []
+    def spillable(self) -> list[npt.NDArray[Any]]:
+        """Give the oldest outputs in memory, of one round; under the lock."""
+        taken: list[npt.NDArray[Any]] = []
         num_bytes = 0
-        for entry in self._entries[self._num_spilled :]:
-            if entry.tensor is None or (taken and num_bytes + entry.tensor.nbytes > _ROUND_BYTES):
+        for tensor in self._tensors[self._num_spilled :]:
+            if tensor is None or (taken and num_bytes + tensor.nbytes > _ROUND_BYTES):
                 break
-            taken.append(entry)
-            num_bytes += entry.tensor.nbytes
+            taken.append(tensor)
+            num_bytes += tensor.nbytes
         return taken
 
-    def mark_spilled(self, entries: list[_Entry]) -> None:
-        """Let go of the tensors of `entries`, up to the first that was cut meanwhile; locked."""
-        for entry in entries:
+    def mark_spilled(self, tensors: list[npt.NDArray[Any]]) -> None:
+        """Let go of `tensors`, up to the first that was cut meanwhile; under the lock."""
+        for tensor in tensors:
             index = self._num_spilled
-            if index >= len(self._entries) or self._entries[index] is not entry:
+            if index >= len(self._tensors) or self._tensors[index] is not tensor:
                 break
-            tensor = entry.tensor
-            if tensor is None:
-                break
-            self._entries[index] = entry._replace(tensor=None)
+            self._tensors[index] = None
             self._num_spilled += 1
             self._count_off(tensor)
             self.spilled_bytes += tensor.nbytes
 
-    def forget_entries(self, first: int) -> None:
-        """Drop the entries from index `first` on; under the lock. The file keeps its bytes."""
-        for entry in self._entries[first:]:
-            if entry.tensor is not None:
-                self._count_off(entry.tensor)
-            else:
-                self.spilled_bytes -= entry.tokens * self.width * 2
-        del self._entries[first:]
-        if first < self._num_spilled:
-            self._num_spilled = first
+    def forget_from(self, index: int) -> None:
+        """Drop the chunks from `index` on; under the lock. The file keeps its bytes for now."""
+        for tensor in self._tensors[index:]:
+            if tensor is not None:
+                self._count_off(tensor)
+        if index < self._num_spilled:
+            self.spilled_bytes = self._starts[index] * self.width * item_size(BFLOAT16)
+            self._num_spilled = index
             self._journals.trim_later(self)
+        del self._starts[index:]
+        del self._tensors[index:]
 
     def _cut(self, position: int) -> None:
         """Forget what was kept from `position` on."""
@@ -198,14 +184,10 @@ class Journal:
             self._journals.drop(self, f"position {position} follows {self._end}")
             return
         with self._journals.lock:
-            first = len(self._entries)
-            while first and self._entries[first - 1].position >= position:
-                first -= 1
-            self.forget_entries(first)
-            self._end = position
-            last = self._entries[-1] if self._entries else None
-            within = last is not None and last.position + last.tokens > position
-        if within:
+            index = bisect_left(self._starts, position)
+            is_border = index < len(self._starts) and self._starts[index] == position
+            self.forget_from(index)
+        if position and not is_border:
             # Our gateway cuts where chunks end; another's cut inside of one is not worth code.
             self._journals.drop(self, f"position {position} is inside of a chunk")
 
@@ -213,12 +195,6 @@ class Journal:
         num_bytes = tensor.nbytes + _ENTRY_BYTES
         self.memory_bytes -= num_bytes
         self._journals.memory_bytes -= num_bytes
-
-    def _read_back(self, entry: _Entry, start: int, stop: int, end: int) -> npt.NDArray[Any]:
-        data = self._journals.read(self, start, stop)
-        if data is None:
-            raise self._missing(end)
-        return view_tensor(data, (1, entry.tokens, self.width), BFLOAT16)
 
     def _missing(self, end: int) -> MeshError:
         return MeshError(
@@ -237,6 +213,7 @@ class Journals:
     Attributes:
         lock: guards entries and counts; never held while the file is read or written.
         memory_bytes: taken by entries in memory.
+        max_bytes: that these may take.
         high_bytes: above it, entries are written to the file.
         clock: counts uses, to tell which journal was used last.
         num_dropped: journals that found no room.
@@ -246,10 +223,11 @@ class Journals:
         self.limits = limits or JournalLimits()
         self.lock = threading.Lock()
         self.memory_bytes = 0
-        self.high_bytes = self.limits.memory_bytes * 3 // 4
+        self.max_bytes = self.limits.memory_bytes
+        self.high_bytes = self.max_bytes * 3 // 4
         self.clock = 0
         self.num_dropped = 0
-        self._low_bytes = self.limits.memory_bytes // 2
+        self._low_bytes = self.max_bytes // 2
         self._journals: set[Journal] = set()
         self._file = SpillFile(self.limits.directory, self.limits.disk_bytes)
         self._file_lock = threading.Lock()  # taken before `lock`, never after
@@ -292,7 +270,7 @@ class Journals:
             if journal.lost or journal.closed:
                 return
             journal.lost = True
-            journal.forget_entries(0)
+            journal.forget_from(0)
             self.num_dropped += 1
         _log.info("a session goes on without a journal: %s", why)
 
@@ -352,15 +330,15 @@ class Journals:
         with self._file_lock:
             with self.lock:
                 self._trim(journal)
-                entries = journal.spillable()
-            why = self._write(journal, entries)
+                tensors = journal.spillable()
+            why = self._write(journal, tensors)
         if why:
             self.drop(journal, why)
         return True
 
-    def _write(self, journal: Journal, entries: list[_Entry]) -> str:
-        """Move entries to the file; says why not, where they cannot be."""
-        pieces = [view_bytes(entry.tensor) for entry in entries if entry.tensor is not None]
+    def _write(self, journal: Journal, tensors: list[npt.NDArray[Any]]) -> str:
+        """Move outputs to the file; says why not, where they cannot be."""
+        pieces = list(map(view_bytes, tensors))
         num_bytes = sum(map(len, pieces))
         while not self._file.has_room(journal.extent, num_bytes):
             if not self._drop_oldest(journal):
@@ -370,7 +348,7 @@ class Journals:
         except OSError as error:
             return f"the temporary file: {error}"
         with self.lock:
-            journal.mark_spilled(entries)
+            journal.mark_spilled(tensors)
             self._trim(journal)
         return ""
 
@@ -384,7 +362,7 @@ class Journals:
             if oldest.used > but.used:
                 return False
             oldest.lost = True
-            oldest.forget_entries(0)
+            oldest.forget_from(0)
             self._trim(oldest)
             self.num_dropped += 1
         _log.info("a session goes on without a journal: the temporary file is full")
