@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import urllib.request
 
@@ -120,3 +121,25 @@ def test_a_node_that_hangs_is_left_in_seconds_whatever_its_lease(smollm2, hop):
         named = [line for line in made.gateway.errors if "GET /healthz" in line]
         assert named
         assert all(f"node {name} at" in line for line in named)
+
+
+@pytest.mark.timeout(600)
+def test_a_node_that_hung_is_gone_back_to_where_no_other_has_its_layers(smollm2):
+    """It was taken for dead; that costs its sessions a rebuild, and no more."""
+    with mesh(smollm2, "--lease-ttl", "3000", "--spare-wait", "120") as made:
+        undisturbed = made.ask().choices[0].message.content
+        hung = made.nodes["middle"]
+
+        def stop_until_it_is_noticed() -> None:
+            hung.process.send_signal(signal.SIGSTOP)
+            noticed = threading.Thread(target=go_on_when_noticed)
+            noticed.start()
+
+        def go_on_when_noticed() -> None:
+            try:
+                eventually(lambda: any("GET /healthz" in line for line in made.gateway.errors), 110)
+            finally:
+                hung.process.send_signal(signal.SIGCONT)
+
+        assert made.stream_and(stop_until_it_is_noticed) == undisturbed
+        assert any("GET /healthz" in line for line in made.gateway.errors)
