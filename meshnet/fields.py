@@ -163,6 +163,7 @@ _KNOWN: Final = {
         "X-Meshnet-Epoch",
         "X-Meshnet-Journal",
         "X-Meshnet-Rebuild",
+        "X-Meshnet-Owner",
         "X-Meshnet-Scope",
         "X-Meshnet-Kv",
         "X-Meshnet-Digest",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NewType
 
 from meshnet.fields import (
     WIRE_VERSION,
@@ -21,11 +22,13 @@ from meshnet.grammar import (
     parse_count,
     parse_positive,
     parse_route,
+    parse_session,
     parse_wire_layers,
 )
 from meshnet.topology import LayerRange, Route, SessionId
 
 __all__ = [
+    "OwnerId",
     "Rebuild",
     "RebuildMode",
     "Release",
@@ -33,10 +36,15 @@ __all__ = [
     "pack_rebuild",
     "pack_release",
     "pack_reservation",
+    "parse_owner",
     "unpack_rebuild",
     "unpack_release",
     "unpack_reservation",
 ]
+
+
+OwnerId = NewType("OwnerId", str)
+"""Names a caller that owns sessions: a UUID of its own, in canonical form."""
 
 
 class RebuildMode(StrEnum):
@@ -57,12 +65,15 @@ class Reservation:
         max_tokens: tokens of cache that it will need in all.
         layers: that it will run here; None means all.
         route: the hops after this one.
+        owner: who shows by POST /owners/{id} that it lives, and with whom the session ends;
+            None for nobody.
     """
 
     session: SessionId
     max_tokens: int
     layers: LayerRange | None = None
     route: Route = ()
+    owner: OwnerId | None = None
 
     def onward(self) -> Reservation:
         """Give what the next hop is asked; the route must have one."""
@@ -116,16 +127,20 @@ def unpack_reservation(session: SessionId, headers: Headers) -> Reservation:
         max_tokens=required(fields, "X-Meshnet-Max-Tokens", parse_positive),
         layers=optional(fields, "X-Meshnet-Layers", parse_wire_layers),
         route=optional(fields, "X-Meshnet-Route", parse_route) or (),
+        owner=optional(fields, "X-Meshnet-Owner", parse_owner),
     )
 
 
 def pack_reservation(asked: Reservation) -> list[tuple[str, str]]:
     """Write a reservation's header fields, in WIRE.md's order."""
-    return [
+    fields = [
         ("X-Meshnet-Wire", str(WIRE_VERSION)),
         *_places(asked.layers, asked.route),
         ("X-Meshnet-Max-Tokens", str(asked.max_tokens)),
     ]
+    if asked.owner is not None:
+        fields.append(("X-Meshnet-Owner", asked.owner))
+    return fields
 
 
 def unpack_rebuild(session: SessionId, headers: Headers) -> Rebuild:
@@ -175,6 +190,11 @@ def unpack_release(session: SessionId, headers: Headers) -> Release:
 def pack_release(asked: Release) -> list[tuple[str, str]]:
     """Write a release's header fields."""
     return [("X-Meshnet-Scope", "node")] if asked.alone else []
+
+
+def parse_owner(text: str) -> OwnerId:
+    """Read an owner's id, which is written as a session's is."""
+    return OwnerId(parse_session(text))
 
 
 def _parse_mode(text: str) -> RebuildMode:

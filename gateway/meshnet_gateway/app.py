@@ -26,6 +26,7 @@ from meshnet_gateway.node_watch import NodeWatch
 from meshnet_gateway.openai_routes import add_routes
 from meshnet_gateway.openai_service import OpenAIService
 from meshnet_gateway.pipeline import PipelineSettings
+from meshnet_gateway.presence import Presence
 from meshnet_gateway.recoveries import RecoverySettings
 from meshnet_gateway.recovery import RecoveringPipelines
 from meshnet_gateway.selection import RouteSelector
@@ -85,6 +86,7 @@ class Gateway:
         self._control_server: ControlServer | None = None
         self._control: ControlClient | None = None
         self._asker = PlaneClient(policies=policies, tls=client_context(settings.tls))
+        self._presence = Presence(self._asker)
         self._late = LateAnswers(self._ask)
         self._plane = PlaneClient(
             policies=policies, tls=client_context(settings.tls), late=self._late
@@ -118,6 +120,7 @@ class Gateway:
             draining,
             self.settings.pipeline,
             self.settings.recovery,
+            self._presence,
         )
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
@@ -144,6 +147,7 @@ class Gateway:
         if self._listener is not None:
             self._listener.close()
         await self._late.close()
+        await self._presence.close()
         await self._plane.close()
         await self._asker.close()
         if self._watch is not None:

@@ -19,7 +19,7 @@ from meshnet.codec import ENCODINGS
 from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase, Want
-from meshnet.operations import Rebuild, RebuildMode, Reservation
+from meshnet.operations import OwnerId, Rebuild, RebuildMode, Reservation
 from meshnet.plane.client import PlaneClient
 from meshnet.timing import parse_timings
 from meshnet.topology import Hop, Route, SessionId
@@ -91,6 +91,7 @@ class RoutePipeline:
         settings: see there.
         max_tokens: tokens that the session will need in all, reserved at every hop at once,
             before the first chunk; None reserves as it goes.
+        owner: whose end is the session's.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class RoutePipeline:
         settings: PipelineSettings,
         *,
         max_tokens: int | None = None,
+        owner: OwnerId | None = None,
     ) -> None:
         if not route:
             raise ValueError("a route needs at least one hop")
@@ -109,6 +111,7 @@ class RoutePipeline:
         self._client = client
         self._settings = settings
         self._max_tokens = max_tokens
+        self._owner = owner
         self._window = Window(len(route), settings.window)
         self._begun = False
         self._closed = False
@@ -244,7 +247,9 @@ class RoutePipeline:
         if self._max_tokens is None:
             return
         first = self.route[0]
-        asked = Reservation(self.session, self._max_tokens, first.layers, self.route[1:])
+        asked = Reservation(
+            self.session, self._max_tokens, first.layers, self.route[1:], self._owner
+        )
         try:
             await self._client.reserve(
                 first.address, first.node, asked, timeout_s=self._settings.step_timeout_s

@@ -32,6 +32,7 @@ from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.moving import Departure, SessionMoves
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
+from meshnet_gateway.presence import Presence
 from meshnet_gateway.recoveries import RecoveryCounts, RecoverySettings, Way
 from meshnet_gateway.repairs import Repair, keep_layers, plan_repairs
 from meshnet_gateway.selection import RouteSelector, SelectedRoute
@@ -65,7 +66,9 @@ class RecoveringPipelines:
         draining: DrainingNodes,
         pipeline: PipelineSettings,
         recovery: RecoverySettings,
+        presence: Presence,
     ) -> None:
+        self.presence = presence
         self.counts = RecoveryCounts()
         self.moves = SessionMoves(selector, client, draining, timeout_s=pipeline.step_timeout_s)
         self.selector = selector
@@ -178,8 +181,13 @@ class RecoveringPipeline:
 
     def _begin(self, route: SelectedRoute) -> None:
         self._use(route)
+        self._shared.presence.show(hop.address for hop in route.hops)
         self._pipeline = RoutePipeline(
-            self._shared.client, route.hops, self._shared.pipeline, max_tokens=self._max_tokens
+            self._shared.client,
+            route.hops,
+            self._shared.pipeline,
+            max_tokens=self._max_tokens,
+            owner=self._shared.presence.owner,
         )
 
     async def _guarded(

@@ -20,6 +20,7 @@ from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
 from meshnet.operations import (
+    OwnerId,
     Rebuild,
     Release,
     Reservation,
@@ -45,6 +46,7 @@ from meshnet.plane.messages import (
     session_path,
 )
 from meshnet.plane.pool import ConnectionPool
+from meshnet.plane.session_requests import OWNERS
 from meshnet.plane.tls import name_node
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import DEFAULT_LIMITS, ChunkHeader, WireLimits
@@ -55,6 +57,8 @@ _SEND_ASIDE_BYTES: Final = 64 * 1024
 """A longer body is sent while an early answer is listened for."""
 _INLINE_BYTES: Final = 256 * 1024
 """Bodies up to this are coded on the event loop: about 0.25 ms, twice a thread's handoff."""
+
+_ATTEND_S: Final = 86_400.0
 
 _T = TypeVar("_T")
 _R = TypeVar("_R", Received, ColdAnswer)
@@ -227,6 +231,20 @@ class PlaneClient:
         except (OSError, WireError) as error:
             raise cold_failure(error, address, timeout_s) from error
         check_released(answer)
+
+    async def attend(self, address: str, owner: OwnerId) -> None:
+        """Show a node that the owner of sessions lives, until the node or the connection ends.
+
+        Raises:
+            MeshError: UNAVAILABLE; or what the node answered, as NOT_FOUND where it does not
+                know owners.
+        """
+        head = pack_cold(address, "POST", f"{OWNERS}{owner}")
+        try:
+            answer = await self._cold(address, head, _ATTEND_S)
+        except (OSError, WireError) as error:
+            raise cold_failure(error, address, _ATTEND_S) from error
+        check_done(answer)
 
     async def get(self, address: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
         """Get a cold resource, as ``/healthz``: its status and its body of at most 16 MiB.

@@ -28,7 +28,7 @@ from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, Reading, re
 from meshnet.plane.memo import POSITION, LastHead
 from meshnet.plane.reply import Reply, late, not_allowed, problem
 from meshnet.plane.service import Service
-from meshnet.plane.session_requests import SESSIONS, answer_session
+from meshnet.plane.session_requests import OWNERS, SESSIONS, answer_owner, answer_session
 from meshnet.plane.stream import Stream
 from meshnet.wire import ChunkHeader, unpack_chunk, view_tensor
 
@@ -192,6 +192,9 @@ class Exchange:
                 ),
                 path,
             )
+        if path.startswith(OWNERS):
+            handler = self._service.handler
+            return self._call(lambda: answer_owner(request, path, handler, self.caller), path)
         found = self._call(lambda: self._service.handler.get(path), path)
         if found is None:
             raise MeshError(

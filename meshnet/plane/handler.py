@@ -7,7 +7,7 @@ from typing import Protocol
 
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
-from meshnet.operations import Rebuild, Release, Reservation
+from meshnet.operations import OwnerId, Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
 
@@ -67,6 +67,10 @@ class PlaneHandler(Protocol):
 
     def release(self, asked: Release) -> None:
         """Free what a session holds; a session not held is fine."""
+        ...
+
+    def attend(self, owner: OwnerId, caller: Caller) -> None:
+        """Stay until `caller` has left for good, and end the owner's sessions then."""
         ...
 
     def get(self, path: str) -> tuple[int, str, bytes] | None:

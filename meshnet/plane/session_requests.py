@@ -1,4 +1,4 @@
-"""Requests on ``/sessions/{id}`` and what is below it: whose handler, and how it is answered."""
+"""Requests on ``/sessions/{id}``, what is below it, and ``/owners/{id}``: how they are answered."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Final
 from meshnet.cache_wire import CacheHeader, unpack_cache, unpack_move
 from meshnet.errors import Code, MeshError, WireError
 from meshnet.grammar import parse_session
-from meshnet.operations import unpack_rebuild, unpack_release, unpack_reservation
+from meshnet.operations import parse_owner, unpack_rebuild, unpack_release, unpack_reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.handler import PlaneHandler
 from meshnet.plane.http1 import RequestHead
 from meshnet.plane.reply import Reply, not_allowed
 from meshnet.topology import SessionId
 
-__all__ = ["SESSIONS", "answer_session"]
+__all__ = ["OWNERS", "SESSIONS", "answer_owner", "answer_session"]
 
 SESSIONS: Final = "/sessions/"
+OWNERS: Final = "/owners/"
 
 Receive = Callable[[list[memoryview]], None]
 
@@ -68,6 +69,26 @@ def answer_session(
             Code.INVALID_ARGUMENT, f"session {text[:80]!r}; expected {error}", field="session"
         ) from None
     return act(_Asked(session, head, handler, caller, receive))
+
+
+def answer_owner(head: RequestHead, path: str, handler: PlaneHandler, caller: Caller) -> Reply:
+    """Answer a request whose path begins with `OWNERS`, when the node ends.
+
+    Raises:
+        MeshError: to be answered instead.
+        CallerGoneError: the owner has left.
+    """
+    if head.method != "POST":
+        return not_allowed(head.method, path, "POST")
+    text = path.removeprefix(OWNERS)
+    try:
+        owner = parse_owner(text)
+    except ValueError as error:
+        raise MeshError(
+            Code.INVALID_ARGUMENT, f"owner {text[:80]!r}; expected {error}", field="owner"
+        ) from None
+    handler.attend(owner, caller)
+    return Reply(204, [], None)
 
 
 def _release(asked: _Asked) -> Reply:

@@ -24,7 +24,7 @@ from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet.listen import host_port
-from meshnet.operations import Rebuild, Release, Reservation
+from meshnet.operations import OwnerId, Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
@@ -36,6 +36,7 @@ from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.journal import JournalLimits, Journals
 from meshnet_node.metrics import render_metrics
 from meshnet_node.moving import ArrivingCache
+from meshnet_node.owners import Owners
 from meshnet_node.scheduler import Scheduler
 from meshnet_node.session import SessionLimits, SessionTable
 from meshnet_node.stage import Stage
@@ -113,6 +114,7 @@ class Node:
         self._journals = Journals(settings.journals)
         self._server = PlaneServer(self, policies=policies, tls=server_context(settings.tls))
         self._scheduler: Scheduler | None = None
+        self._owners: Owners | None = None
         self._housekeeping: asyncio.Task[None] | None = None
         self._probing: Future[None] | None = None
         self._probe_lock = threading.Lock()
@@ -147,12 +149,15 @@ class Node:
         )
         await loop.run_in_executor(self._aside, self._run_probe, stage, scheduler)
         self.stage = stage
+        self._owners = Owners(stage.sessions)
         self._late.start()
         self._housekeeping = asyncio.create_task(self._keep_house(stage))
         return backend.spec
 
     async def close(self) -> None:
         """Stop accepting, let requests in flight end within the grace, free everything."""
+        if self._owners is not None:
+            self._owners.close()
         await self._server.close(self.settings.grace_s)
         if self._housekeeping is not None:
             self._housekeeping.cancel()
@@ -222,6 +227,12 @@ class Node:
         if self.stage is not None:
             self.stage.release(asked)
 
+    def attend(self, owner: OwnerId, caller: Caller) -> None:
+        """Hear that an owner of sessions lives, and when it no longer does: `PlaneHandler`."""
+        if self._owners is None:
+            raise self._loading()
+        self._owners.attend(owner, caller)
+
     def get(self, path: str) -> tuple[int, str, bytes] | None:
         """Serve /healthz and /metrics: `PlaneHandler`."""
         if path == "/healthz":
@@ -238,13 +249,16 @@ class Node:
 
     def _loaded(self) -> Stage:
         if self.stage is None:
-            raise MeshError(
-                Code.UNAVAILABLE,
-                f"node {self.settings.node} is loading its shard",
-                reason="LOADING",
-                retry_after_s=2.0,
-            )
+            raise self._loading()
         return self.stage
+
+    def _loading(self) -> MeshError:
+        return MeshError(
+            Code.UNAVAILABLE,
+            f"node {self.settings.node} is loading its shard",
+            reason="LOADING",
+            retry_after_s=2.0,
+        )
 
     def _describe(self, healthy: bool) -> dict[str, object]:
         stage = self.stage

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from meshnet.errors import CacheFullError, Code, MeshError, PositionError, UnknownSessionError
+from meshnet.operations import OwnerId
 from meshnet.plane.caller import Caller
 from meshnet.topology import Hop, LayerRange, SessionId
 from meshnet.wire import ChunkHeader
@@ -47,6 +48,7 @@ class Session:
         settled_tokens: the same without a chunk under way; 0 while none has gone well and
             nobody has reserved.
         last_used: of the table's clock.
+        owner: whose end is the session's; None for nobody's.
         next_hop: where its chunks went on, for the release along the route.
         epoch: the highest that its chunks had.
         journal: of what was sent on.
@@ -68,6 +70,7 @@ class Session:
         self.settled_tokens = 0
         self.last_used = now
         self.next_hop: Hop | None = None
+        self.owner: OwnerId | None = None
         self.busy = False
         self.num_waiting = 0
         self.closed = False
@@ -183,7 +186,9 @@ class SessionTable:
             if session.num_waiting:
                 session.changed.notify_all()
 
-    def reserve(self, session_id: SessionId, tokens: int) -> tuple[Session, int]:
+    def reserve(
+        self, session_id: SessionId, tokens: int, owner: OwnerId | None = None
+    ) -> tuple[Session, int]:
         """Hold `tokens` of cache for a session, opening it where it is new; never lowers.
 
         Gives the session, and what it held before: 0 where this opened it.
@@ -202,6 +207,7 @@ class SessionTable:
                 self._reserve(session, tokens)
                 session.last_used = self._clock()
             session.settled_tokens = max(session.settled_tokens, tokens)
+            session.owner = owner or session.owner
             return session, before
 
     def lower(self, session: Session, tokens: int) -> None:
@@ -283,6 +289,11 @@ class SessionTable:
             if session is not None:
                 session.changed.notify_all()
             return session
+
+    def owned_by(self, owner: OwnerId) -> list[SessionId]:
+        """List the sessions that an owner has reserved."""
+        with self._lock:
+            return [s.id for s in self._sessions.values() if s.owner == owner]
 
     def release_all(self) -> int:
         """Forget every session, as `release` does; gives how many there were."""

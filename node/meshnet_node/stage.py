@@ -146,7 +146,7 @@ class Stage:
             CallerGoneError: `caller` left meanwhile.
         """
         check_route(check_layers(self.backend.spec, asked.layers), asked.route)
-        session, before = self.sessions.reserve(asked.session, asked.max_tokens)
+        session, before = self.sessions.reserve(asked.session, asked.max_tokens, asked.owner)
         if not asked.route:
             return
         hop = asked.route[0]

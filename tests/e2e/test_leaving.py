@@ -67,6 +67,52 @@ def test_s2_a_client_that_leaves_in_prefill_frees_every_node(made):
     assert not any("Traceback" in line for line in made.gateway.errors)
 
 
+def test_a_client_that_leaves_between_steps_frees_every_node(made):
+    """It reads nothing, so that the gateway waits with the next step; then it is gone."""
+    host, _, port = made.facts["http"].removeprefix("http://").partition(":")
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    reader.connect((host, int(port)))
+    body = json.dumps(
+        {
+            "model": made.facts["models"][0],
+            "messages": QUESTION,
+            "max_tokens": 400,
+            "stream": True,
+            "logprobs": True,
+            "top_logprobs": 20,  # long events, which fill what the system buffers
+        }
+    ).encode()
+    reader.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: n\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    eventually(lambda: all(sessions == 1 for sessions, _ in held(made)))
+    reader.close()
+    eventually(lambda: held(made) == [(0.0, 0.0)] * 3, timeout_s=FREED_WITHIN_S)
+
+
+def test_a_gateway_that_is_killed_breaks_its_streams_off_and_frees_every_node(smollm2):
+    with mesh(smollm2) as other:
+        host, _, port = other.facts["http"].removeprefix("http://").partition(":")
+        connection = http.client.HTTPConnection(host, int(port))
+        request = {"model": other.facts["models"][0], "messages": QUESTION, "stream": True}
+        connection.request(
+            "POST",
+            "/v1/chat/completions",
+            json.dumps(request),
+            {"Content-Type": "application/json"},
+        )
+        response = connection.getresponse()
+        assert response.status == 200
+        assert all(sessions == 1 for sessions, _ in held(other))
+        other.gateway.process.kill()
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            response.read()
+        connection.close()
+        eventually(lambda: held(other) == [(0.0, 0.0)] * 3, timeout_s=FREED_WITHIN_S)
+
+
 def test_p1_sigterm_lets_a_stream_end_and_is_not_held_up_by_an_idle_connection(made):
     """Last in this module: it ends the gateway."""
     host, _, port = made.facts["http"].removeprefix("http://").partition(":")

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
-from meshnet.operations import Rebuild, Release, Reservation
+from meshnet.operations import OwnerId, Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.server import PlaneServer
@@ -84,6 +84,7 @@ class EchoHandler:
         self.chunks: list[Chunk] = []
         self.reserved: list[Reservation] = []
         self.rebuilt: list[Rebuild] = []
+        self.owners: list[OwnerId] = []
         self.released: list[SessionId] = []
         self.moves: list[MoveHeader] = []
         self.caches: list[Arriving] = []
@@ -110,6 +111,9 @@ class EchoHandler:
     def release(self, asked: Release) -> None:
         self.released.append(asked.session)
         self.alone.append(asked.alone)
+
+    def attend(self, owner: OwnerId, caller: Caller) -> None:
+        self.owners.append(owner)
 
     def get(self, path: str) -> tuple[int, str, bytes] | None:
         return (200, "text/plain", b"well\n") if path == "/healthz" else None

@@ -6,7 +6,7 @@ import pytest
 
 from meshnet.compression import CompressionPolicies
 from meshnet.errors import CacheFullError, Code, MeshError, NextHopError
-from meshnet.operations import Reservation
+from meshnet.operations import OwnerId, Reservation
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import Hop, LayerRange, NodeId
 from tests.plane.doubles import (
@@ -39,6 +39,26 @@ async def test_a_reservation_reaches_the_handler(client) -> None:
         for _ in range(2):
             await client.reserve(f"{host}:{port}", ALPHA, asked, timeout_s=5.0)
     assert handler.reserved == [asked, asked]
+
+
+async def test_an_owner_is_named_in_a_reservation_and_attends_on_a_path_of_its_own() -> None:
+    handler = EchoHandler()
+    owner = OwnerId(new_session())
+    asked = Reservation(new_session(), 300, owner=owner)
+    client = PlaneClient(policies=CompressionPolicies())
+    async with serving(handler) as place, calling(place) as caller:
+        address = "{}:{}".format(*place)
+        await client.reserve(address, ALPHA, asked, timeout_s=5.0)
+        await client.attend(address, owner)
+        await caller.send(f"GET /owners/{owner} HTTP/1.1\r\nHost: n\r\n\r\n".encode())
+        answer = await caller.read()
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+        await caller.send(b"POST /owners/me HTTP/1.1\r\nHost: n\r\n\r\n")
+        answer = await caller.read()
+        assert (answer.status, problem(answer.body)["field"]) == (400, "owner")
+    await client.close()
+    assert handler.reserved[0].owner == owner
+    assert handler.owners == [owner]
 
 
 async def test_a_refusal_is_the_nodes(client) -> None:
