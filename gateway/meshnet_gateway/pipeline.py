@@ -239,6 +239,13 @@ class RoutePipeline:
         """Free the session at nodes that its route has left, and nowhere else."""
         await asyncio.gather(*(self._release(address, alone=True) for address in addresses))
 
+    async def own(self) -> None:
+        """Tell hops that have joined the route whose session they hold, if they care to know."""
+        try:
+            await self._reserve()
+        except MeshError as error:
+            _log.debug("session %s: some hops do not know its owner: %s", self.session, error)
+
     async def _reserve(self) -> None:
         """Have every hop hold the session's cache before anything is computed.
 

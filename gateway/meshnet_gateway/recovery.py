@@ -171,6 +171,7 @@ class RecoveringPipeline:
         if has_moved:
             self._pipeline.reroute(route.hops)
             self._use(route)
+            await self._pipeline.own()
         else:
             self._departure.stay()
 
@@ -178,10 +179,10 @@ class RecoveringPipeline:
         self._route = route
         self._incarnations.update(route.incarnations)
         self._nodes = frozenset(route.incarnations)
+        self._shared.presence.show(hop.address for hop in route.hops)
 
     def _begin(self, route: SelectedRoute) -> None:
         self._use(route)
-        self._shared.presence.show(hop.address for hop in route.hops)
         self._pipeline = RoutePipeline(
             self._shared.client,
             route.hops,
@@ -249,6 +250,8 @@ class RecoveringPipeline:
                 await self._repair(repair)
         pipeline.reroute(route.hops)
         self._use(route)
+        if repairs:
+            await pipeline.own()
         self._in_background(pipeline.leave(pipeline.strays()))
         return Way.JOURNAL if repairs else Way.RESENT
 
