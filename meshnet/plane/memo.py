@@ -65,6 +65,11 @@ class LastHead(Generic[_T]):
         self.made = made
         self.num_bytes = num_bytes
 
+    def is_like(self, head: bytes) -> bool:
+        """Tell whether a head differs in nothing but the value of the varying field."""
+        like = head.startswith(self.before) and head.endswith(self.after)
+        return like and len(head) > self.value_start + self.after_bytes
+
 
 class HeadMemo(Generic[_T]):
     """What was made of heads, by all but the value of one field.

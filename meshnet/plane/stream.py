@@ -104,8 +104,7 @@ class Stream:
                 return
             place, body_bytes = self._expected
             landing = allocate(body_bytes)
-            self._bound(_RECEIVE)
-            inbox.land(len(place), landing, self._sock.recvmsg_into((place, landing))[0])
+            inbox.land(len(place), landing, self._receive_two(place, landing))
         except TimeoutError:
             raise
         except BlockingIOError:  # the deadline may have moved: see `_bound`
@@ -213,6 +212,11 @@ class Stream:
             except BlockingIOError:
                 continue
 
+    def _receive_two(self, place: memoryview, landing: memoryview) -> int:
+        """Receive what is there into one and then the other; gives the bytes of both."""
+        self._bound(_RECEIVE)
+        return self._sock.recvmsg_into((place, landing))[0]
+
     def _send_rest(self, pieces: Sequence[Body]) -> None:
         while pieces:
             self._bound(_SEND)
@@ -266,8 +270,10 @@ class Stream:
         Raises:
             TimeoutError: the deadline passed.
         """
-        poller = select.poll()
-        poller.register(self._sock, events)
+        poller = self._poller
+        if events != select.POLLIN:
+            poller = select.poll()
+            poller.register(self._sock, events)
         while True:
             remaining = self._remaining()
             found = poller.poll(None if remaining is None else remaining * 1e3)

@@ -62,18 +62,9 @@ class TlsStream(Stream):
 
     def is_reusable(self) -> bool:
         """Tell whether an idle connection still serves: nothing may be there to read."""
-        if self.inbox.failure is not None or self.inbox.buffered:
+        if self.inbox.failure is not None or self.inbox.buffered or self._sock.pending():
             return False
-        try:
-            self._sock.recv(1)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return True
-        except OSError:
-            return False
-        return False
-
-    def expect(self, head_bytes: int, body_bytes: int | None) -> None:
-        """Expect nothing: TLS cannot receive into two places at once."""
+        return super().is_reusable() or not self._has_heard()
 
     def send_unless_answered(self, head: bytes, *bodies: Body) -> bool:
         """Send until the other end sends something of a message; False where it did.
@@ -114,7 +105,25 @@ class TlsStream(Stream):
                 return
 
     def _receive_into(self, target: memoryview, flags: int = 0) -> int:
+        if not self._sock.pending():
+            # Asking TLS for what is not there yet would cost more than this.
+            self.wait_for(select.POLLIN)
         return self._repeat(lambda: self._sock.recv_into(target))
+
+    def _receive_two(self, place: memoryview, landing: memoryview) -> int:
+        """Receive into one and then the other, which a head as before says will be filled."""
+        count = self._receive_into(place)
+        last, head = self.inbox.last, bytes(place)
+        if count < len(head) or last is None or last.num_bytes != len(landing):
+            return count
+        if not last.is_like(head):
+            return count
+        while count < len(head) + len(landing):
+            more = self._receive_into(landing[count - len(head) :])
+            if not more:
+                break
+            count += more
+        return count
 
     def send(self, head: bytes, body: Body = b"") -> None:
         """Send a head and its body, each encrypted from its place."""

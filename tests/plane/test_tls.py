@@ -11,8 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies, CompressionPolicy
-from meshnet.errors import NextHopError, WireError
+from meshnet.errors import NextHopError, PositionError, WireError
+from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.handler import PlaneLimits
 from meshnet.topology import NodeId
@@ -22,6 +24,7 @@ from tests.plane.doubles import (
     P16,
     EchoHandler,
     GateHandler,
+    answer_to,
     calling,
     chunk_header,
     serving,
@@ -166,6 +169,44 @@ async def test_a_long_first_body_is_not_cut_by_what_tls_says_for_itself(
             timeout_s=6 * BOUND_S,
         )
         assert np.array_equal(answer.tensor.view(np.uint16), bits)
+        await client.close()
+
+
+class Picky(EchoHandler):
+    """Refuses every third position; answers nothing but the first half to every fifth."""
+
+    def forward(self, chunk: Chunk, caller: Caller) -> Answer:
+        position = chunk.header.position or 0
+        if position % 3 == 2:
+            raise PositionError("a gap", expected=5)
+        if position % 5 == 4:
+            return answer_to(chunk, chunk.tensor[:, :, : chunk.tensor.shape[2] // 2])
+        return super().forward(chunk, caller)
+
+
+@pytest.mark.parametrize("width", [8, 576, 8192, 16384, 24000])
+async def test_steps_of_a_session_and_what_is_unlike_them(
+    authority: Authority, client_class: type[Any], width: int
+) -> None:
+    random = np.random.default_rng(width)
+    header = chunk_header(1, 1, width)
+    async with serving(Picky(), tls=authority.server()) as (host, port):
+        client = client_class(policies=RAW, tls=authority.client())
+        for position in range(40):
+            bits = random.integers(0, 1 << 16, (1, 1, width), np.uint16)
+            request = client.forward(
+                f"{host}:{port}",
+                ALPHA,
+                header.at(position),
+                bits.view(ml_dtypes.bfloat16),
+                timeout_s=BOUND_S,
+            )
+            if position % 3 == 2:
+                with pytest.raises(PositionError):
+                    await request
+                continue
+            wanted = bits[:, :, : width // 2] if position % 5 == 4 else bits
+            assert np.array_equal((await request).tensor.view(np.uint16), wanted)
         await client.close()
 
 
