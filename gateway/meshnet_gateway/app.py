@@ -85,7 +85,10 @@ class Gateway:
         self._models = models
         self._control_server: ControlServer | None = None
         self._control: ControlClient | None = None
-        self._asker = PlaneClient(policies=policies, tls=client_context(settings.tls))
+        # On a connection that was kept, a question could be lost where its chunk was.
+        self._asker = PlaneClient(
+            policies=policies, tls=client_context(settings.tls), max_idle_connections=0
+        )
         self._presence = Presence(self._asker)
         self._late = LateAnswers(self._ask)
         self._plane = PlaneClient(

@@ -194,7 +194,8 @@ class PlaneClient:
         path = f"{session_path(asked.session)}/move"
         head = pack_cold(address, "POST", path, pack_move(asked))
         try:
-            answer = await self._cold(address, head, timeout_s)
+            with self._watched(address, node, Phase.PREFILL, 0):
+                answer = await self._cold(address, head, timeout_s)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)
@@ -211,7 +212,8 @@ class PlaneClient:
         path = session_path(asked.session, "/rebuild")
         head = pack_cold(address, "POST", path, pack_rebuild(asked))
         try:
-            answer = await self._cold(address, head, timeout_s)
+            with self._watched(address, node, Phase.PREFILL, 0):
+                answer = await self._cold(address, head, timeout_s)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)

@@ -211,11 +211,16 @@ class HopClient:
             MeshError: what the node answered instead of holding it.
             CallerGoneError: `caller` left.
         """
+        caller = caller or Caller()
         head = pack_cache_request(address, header)
+        flight = self._begin(address, node, Phase.PREFILL, 0, caller)
+        answer = None
         try:
-            answer = self._cold(address, head, timeout_s, caller or Caller(), views)
+            answer = self._cold(address, head, timeout_s, caller, views)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
+        finally:
+            self._end(flight, answered=answer is not None)
         check_done(answer)
 
     def release(

@@ -106,7 +106,10 @@ class Node:
         self.stage: Stage | None = None
         self._open_backend = open_backend
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
-        self._asker = PlaneClient(policies=policies, tls=client_context(settings.tls))
+        # On a connection that was kept, a question could be lost where its chunk was.
+        self._asker = PlaneClient(
+            policies=policies, tls=client_context(settings.tls), max_idle_connections=0
+        )
         self._late = LateAnswers(self._ask)
         self._client = HopClient(
             policies=policies, tls=client_context(settings.tls), late=self._late

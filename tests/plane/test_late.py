@@ -13,13 +13,13 @@ import pytest
 
 from meshnet.compression import CompressionPolicies
 from meshnet.errors import NextHopError
-from meshnet.operations import Reservation
+from meshnet.operations import Rebuild, Reservation
 from meshnet.patience import PatienceLimits
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
 from meshnet.plane.late import LateAnswers
-from meshnet.topology import LayerRange, NodeId
+from meshnet.topology import Hop, LayerRange, NodeId
 from tests.plane.doubles import BOUND_S, P16, GateHandler, chunk_header, serving, tensor_of
 
 NODE = NodeId("hop")
@@ -110,6 +110,10 @@ class Tasks:
     async def reserve(self, address: str):
         return await self.client.reserve(address, NODE, reservation(), timeout_s=FAR_S)
 
+    async def rebuild(self, address: str):
+        asked = Rebuild(chunk_header().session, 8, (Hop(NodeId("other"), "n:1", LayerRange(1, 2)),))
+        return await self.client.rebuild(address, NODE, asked, timeout_s=FAR_S)
+
     async def close(self) -> None:
         await self.client.close()
 
@@ -135,6 +139,14 @@ async def test_a_node_that_hangs_is_named_long_before_the_timeout(sender, action
     assert caught.value.code.http_status == 504
     assert "GET /healthz" in caught.value.message
     assert time.monotonic() - began < FAR_S / 10
+
+
+async def test_a_node_that_hangs_in_a_rebuild_is_named(late):
+    client = Tasks(late)
+    with hung_node() as address, pytest.raises(NextHopError) as caught:
+        await asyncio.wait_for(client.rebuild(address), FAR_S / 10)
+    assert caught.value.failed_node == NODE
+    await client.close()
 
 
 async def test_a_node_that_is_slow_but_answers_is_waited_for(sender, questions, late):
