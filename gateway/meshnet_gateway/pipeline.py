@@ -24,46 +24,17 @@ from meshnet.plane.client import PlaneClient
 from meshnet.timing import parse_timings
 from meshnet.topology import Hop, Route, SessionId
 from meshnet.wire import ChunkHeader
+from meshnet_gateway.cutting import cut_tokens, split_tokens
 from meshnet_gateway.steps import StepOutput
 from meshnet_gateway.window import Window
 
-__all__ = ["PipelineSettings", "RoutePipeline", "join_answers", "split_tokens"]
+__all__ = ["PipelineSettings", "RoutePipeline"]
 
 _log = logging.getLogger(__name__)
 
 _NO_ANSWER = Want("none")
 _NOT_KNOWN: Final = (Code.NOT_FOUND, Code.METHOD_NOT_ALLOWED, Code.UNIMPLEMENTED)
 """What nodes answer that do not serve a request."""
-
-
-def split_tokens(tensor: npt.NDArray[Any], chunk_tokens: int) -> list[npt.NDArray[Any]]:
-    """Cut a tensor along its token axis (the second) into views of at most `chunk_tokens`."""
-    return [
-        tensor[:, start : start + chunk_tokens] for start in range(0, tensor.shape[1], chunk_tokens)
-    ]
-
-
-def cut_tokens(tensor: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
-    """Cut a tensor along its token axis into views of these sizes, which add up to it."""
-    return np.split(tensor, np.cumsum(sizes)[:-1], axis=1)
-
-
-def join_answers(answers: Sequence[Answer]) -> npt.NDArray[Any]:
-    """Put the hidden states of a prompt's chunks together again, along the token axis.
-
-    Raises:
-        MeshError: a chunk was answered without a tensor, or out of order.
-    """
-    tensors = []
-    for index, answer in enumerate(answers):
-        if answer.tensor is None or answer.header.chunk_index != index:
-            raise MeshError(
-                Code.INTERNAL,
-                f"chunk {index} of {len(answers)} was answered as chunk"
-                f" {answer.header.chunk_index} of shape {answer.header.shape}",
-            )
-        tensors.append(answer.tensor)
-    return np.concatenate(tensors, axis=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,24 @@
-"""How sessions go on after failures, and how often they did."""
+"""Which failures sessions outlive, by what, and how often they did (pure)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
+from meshnet.errors import Code, MeshError, NextHopError, PositionError, UnknownSessionError
 from meshnet.operations import RebuildMode
 
-__all__ = ["RecoveryCounts", "RecoverySettings", "Way"]
+__all__ = ["RecoveryCounts", "RecoverySettings", "Way", "can_recover", "with_cause"]
+
+_AGAIN: Final = (
+    Code.UNAVAILABLE,
+    Code.INTERNAL,
+    Code.DATA_LOSS,
+    Code.DEADLINE_EXCEEDED,
+    Code.NEXT_HOP_FAILED,
+)
 
 
 class Way(StrEnum):
@@ -58,3 +68,17 @@ class RecoveryCounts:
     def recovered(self) -> int:
         """Times that a session went on after a failure."""
         return self.ways.total()
+
+
+def with_cause(error: MeshError, first: MeshError) -> MeshError:
+    """Have an error say too what another route was needed for."""
+    error.message = f"{error.message}; another route was needed, since {first.message}"
+    error.args = (error.message,)
+    return error
+
+
+def can_recover(error: MeshError) -> bool:
+    """Tell whether another route could serve what this one could not."""
+    if isinstance(error, PositionError | UnknownSessionError | NextHopError):
+        return True
+    return error.code in _AGAIN or error.reason == "SESSION_RELEASED"

@@ -20,9 +20,7 @@ from meshnet.errors import (
     Code,
     MeshError,
     NextHopError,
-    PositionError,
     RouteError,
-    UnknownSessionError,
 )
 from meshnet.grammar import Want
 from meshnet.operations import RebuildMode
@@ -33,7 +31,13 @@ from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.moving import Departure, SessionMoves
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 from meshnet_gateway.presence import Presence
-from meshnet_gateway.recoveries import RecoveryCounts, RecoverySettings, Way
+from meshnet_gateway.recoveries import (
+    RecoveryCounts,
+    RecoverySettings,
+    Way,
+    can_recover,
+    with_cause,
+)
 from meshnet_gateway.repairs import Repair, keep_layers, plan_repairs
 from meshnet_gateway.selection import RouteSelector, SelectedRoute
 from meshnet_gateway.steps import StepOutput
@@ -46,13 +50,6 @@ _TRIES_A_STEP: Final = 5
 _HEALTH_TIMEOUT_S: Final = 1.0
 _FULL_WAIT_S: Final = 0.5
 """Until a node that was full is asked again, or the control plane knows of it."""
-_AGAIN: Final = (
-    Code.UNAVAILABLE,
-    Code.INTERNAL,
-    Code.DATA_LOSS,
-    Code.DEADLINE_EXCEEDED,
-    Code.NEXT_HOP_FAILED,
-)
 
 
 class RecoveringPipelines:
@@ -125,7 +122,7 @@ class RecoveringPipeline:
             await self._leave_draining()
             return await self._guarded(token_ids, want)
         except MeshError as failure:
-            if not _can_recover(failure):
+            if not can_recover(failure):
                 raise
             error = first = failure
         noticed = time.perf_counter()
@@ -138,14 +135,14 @@ class RecoveringPipeline:
                 if isinstance(failure, CacheFullError) and self._may_wait(noticed):
                     await asyncio.sleep(_FULL_WAIT_S)
                     continue
-                if isinstance(failure, RouteError) or not _can_recover(failure):
+                if isinstance(failure, RouteError) or not can_recover(failure):
                     break
                 tries += 1
             else:
                 self._count(way, time.perf_counter() - noticed)
                 return output
         self._shared.counts.abandoned += 1
-        raise _after(error, first) from first
+        raise with_cause(error, first) from first
 
     async def close(self) -> None:
         """Free the session's caches, also on routes that it has left."""
@@ -345,17 +342,3 @@ class RecoveringPipeline:
                     found.append(size)
                 position += size
         return found
-
-
-def _after(error: MeshError, first: MeshError) -> MeshError:
-    """Have an error say too what another route was needed for."""
-    error.message = f"{error.message}; another route was needed, since {first.message}"
-    error.args = (error.message,)
-    return error
-
-
-def _can_recover(error: MeshError) -> bool:
-    """Tell whether another route could serve what this one could not."""
-    if isinstance(error, PositionError | UnknownSessionError | NextHopError):
-        return True
-    return error.code in _AGAIN or error.reason == "SESSION_RELEASED"

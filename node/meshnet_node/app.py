@@ -33,7 +33,7 @@ from meshnet.plane.server import PlaneServer
 from meshnet.plane.tls import TlsFiles, client_context, server_context
 from meshnet.topology import NodeId
 from meshnet_node.backend import ShardBackend, ShardSpec
-from meshnet_node.journal import JournalLimits, Journals
+from meshnet_node.journals import JournalLimits, Journals
 from meshnet_node.metrics import render_metrics
 from meshnet_node.moving import ArrivingCache
 from meshnet_node.owners import Owners

@@ -21,7 +21,7 @@ from meshnet.topology import LayerRange, NodeId, parse_layers, parse_node_id
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.heartbeat import Heartbeat, Registration
-from meshnet_node.journal import JournalLimits
+from meshnet_node.journals import JournalLimits
 from meshnet_node.model_files import resolve_model
 from meshnet_node.session import SessionLimits
 from meshnet_node.stub import StubBackend

@@ -17,7 +17,8 @@ from meshnet.plane.caller import Caller
 from meshnet.topology import Hop, LayerRange, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.backend import Cache
-from meshnet_node.journal import Journal, Journals
+from meshnet_node.journal import Journal
+from meshnet_node.journals import Journals
 
 __all__ = ["Session", "SessionLimits", "SessionTable", "Turn"]
 

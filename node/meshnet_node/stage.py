@@ -193,10 +193,18 @@ class Stage:
                     expected=length,
                 )
             check_route(held, asked.route)
-            timeout_s = self._hop_timeout_s
+            began, timeout_s = self._clock(), self._hop_timeout_s
             feed(session.journal, asked, self._client, timeout_s=timeout_s, caller=caller)
             session.next_hop = asked.route[0]
         self.num_rebuilt_tokens += asked.position
+        _log.info(
+            "session %s: %d tokens were computed again at %s in %.3f s, in mode %s",
+            asked.session,
+            asked.position,
+            ", ".join(hop.node for hop in asked.route),
+            self._clock() - began,
+            asked.mode,
+        )
 
     def release(self, asked: Release) -> None:
         """Forget a session here and along its route; a hop that fails is left to its idle time."""

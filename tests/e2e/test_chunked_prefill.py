@@ -9,8 +9,9 @@ import torch
 from meshnet.compression import CompressionPolicies
 from meshnet.grammar import Want
 from meshnet.plane.client import PlaneClient
+from meshnet_gateway.cutting import join_answers
 from meshnet_gateway.model_text import ModelText
-from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline, join_answers
+from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 from tests.e2e.mesh import node_processes, shards_of
 from tests.e2e.prompts import PROMPTS
 from tests.e2e.reference import load_whole

@@ -12,6 +12,18 @@ from meshnet.codec import compress, decompress, decompress_within
 from meshnet.dtypes import view_bytes
 from meshnet.errors import MeshError, WireError
 from meshnet.grammar import Phase, Want
+from meshnet.operations import (
+    Rebuild,
+    RebuildMode,
+    Release,
+    Reservation,
+    pack_rebuild,
+    pack_release,
+    pack_reservation,
+    unpack_rebuild,
+    unpack_release,
+    unpack_reservation,
+)
 from meshnet.problem import pack_problem, unpack_problem
 from meshnet.timing import HopTiming, format_timing, parse_timings
 from meshnet.topology import Hop, LayerRange, NodeId, SessionId
@@ -24,13 +36,19 @@ from meshnet.wire import (
     unpack_answer,
     unpack_chunk,
 )
-from tests.vectors.load import PARSER_ABILITIES, load_answers, load_requests
+from tests.vectors.load import PARSER_ABILITIES, load_answers, load_requests, load_sessions
 
 SMALL = WireLimits(max_chunk_bytes=1 << 16)
 REQUESTS = [vector for vector in load_requests(PARSER_ABILITIES) if len(vector.body) < 4096]
 ANSWERS = load_answers()
-NAMES = sorted({name for vector in (*REQUESTS, *ANSWERS) for name, _ in vector.headers})
-VALUES = sorted({value for vector in (*REQUESTS, *ANSWERS) for _, value in vector.headers})
+OPERATIONS = load_sessions()
+SESSION = SessionId("8d7f2f0a-0000-4000-8000-000000000001")
+NAMES = sorted(
+    {name for vector in (*REQUESTS, *ANSWERS, *OPERATIONS) for name, _ in vector.headers}
+)
+VALUES = sorted(
+    {value for vector in (*REQUESTS, *ANSWERS, *OPERATIONS) for _, value in vector.headers}
+)
 BODIES = sorted({vector.body for vector in (*REQUESTS, *ANSWERS)})
 
 names = st.sampled_from(NAMES) | st.text(max_size=30)
@@ -42,7 +60,7 @@ values = (
     | st.lists(st.integers(0, 1 << 40), max_size=9).map(lambda d: ",".join(map(str, d)))
 )
 bodies = st.sampled_from(BODIES) | st.binary(max_size=200)
-seeds = st.sampled_from([*REQUESTS, *ANSWERS])
+seeds = st.sampled_from([*REQUESTS, *ANSWERS, *OPERATIONS])
 
 
 @st.composite
@@ -254,3 +272,52 @@ def test_answer_header_round_trip(hops_timed: list[HopTiming], index: int) -> No
 
     assert unpack_answer(pack_answer(header)) == header
     assert parse_timings(value) == hops_timed
+
+
+@settings(max_examples=300, deadline=None)
+@given(fields())
+def test_any_fields_are_an_operation_or_a_wire_error(headers):
+    for unpack, pack in (
+        (unpack_reservation, pack_reservation),
+        (unpack_rebuild, pack_rebuild),
+        (unpack_release, pack_release),
+    ):
+        try:
+            asked = unpack(SESSION, headers)
+        except WireError:
+            continue
+        assert unpack(SESSION, pack(asked)) == asked
+
+
+counts = st.integers(1, 10**20 - 1)
+routes = st.lists(
+    st.builds(
+        Hop,
+        st.sampled_from(["a", "node-1", "z" * 63]).map(NodeId),
+        st.sampled_from(["10.0.0.2:7080", "[fd00::3]:65535", "a.example:1"]),
+        st.tuples(st.integers(0, 99), st.integers(100, 999999)).map(lambda p: LayerRange(*p)),
+    ),
+    max_size=4,
+).map(tuple)
+
+
+@given(
+    st.builds(Reservation, st.just(SESSION), counts, st.just(LayerRange(0, 4)) | st.none(), routes)
+    | st.builds(
+        Rebuild,
+        st.just(SESSION),
+        counts,
+        routes.filter(bool),
+        st.sampled_from(RebuildMode),
+        counts | st.none(),
+        st.integers(0, 10**20 - 1),
+    )
+    | st.builds(Release, st.just(SESSION), st.booleans())
+)
+def test_every_operation_there_and_back(asked):
+    pack, unpack = {
+        Reservation: (pack_reservation, unpack_reservation),
+        Rebuild: (pack_rebuild, unpack_rebuild),
+        Release: (pack_release, unpack_release),
+    }[type(asked)]
+    assert unpack(SESSION, pack(asked)) == asked

@@ -30,7 +30,7 @@ from meshnet_gateway.selection import SelectedRoute
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.hf.cache import SessionCache
 from meshnet_node.hf.shard import TransformersShard
-from meshnet_node.journal import JournalLimits
+from meshnet_node.journals import JournalLimits
 from meshnet_node.session import SessionLimits
 from tests.node.tiny import save_tiny
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshnet.errors import MeshError
-from meshnet_node.journal import JournalLimits, Journals
+from meshnet_node.journals import JournalLimits, Journals
 from meshnet_node.rebuild import regroup
 
 HIDDEN = 8

@@ -9,7 +9,8 @@ import pytest
 
 from meshnet.errors import MeshError
 from meshnet.grammar import Want
-from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline, join_answers
+from meshnet_gateway.cutting import join_answers
+from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 from tests.node.test_pipeline_of_stubs import stub_activation
 
 HIDDEN = Want("hidden")

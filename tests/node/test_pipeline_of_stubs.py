@@ -10,7 +10,8 @@ from meshnet.errors import MeshError, NextHopError, WireError
 from meshnet.grammar import Want
 from meshnet.timing import parse_timings
 from meshnet.topology import Hop, LayerRange, NodeId
-from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline, join_answers
+from meshnet_gateway.cutting import join_answers
+from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
 from meshnet_node.stub import _make_stub_binary_activation
 
 HIDDEN = Want("hidden")
