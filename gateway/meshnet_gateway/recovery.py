@@ -248,7 +248,8 @@ class RecoveringPipeline:
         pipeline.reroute(route.hops)
         self._use(route)
         if repairs:
-            await pipeline.own()
+            with self._shared.lost.guard(self._nodes):
+                await pipeline.own()
         self._in_background(pipeline.leave(pipeline.strays()))
         return Way.JOURNAL if repairs else Way.RESENT
 

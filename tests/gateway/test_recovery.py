@@ -24,6 +24,7 @@ from meshnet.topology import Hop, LayerRange, NodeId
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.pipeline import PipelineSettings
+from meshnet_gateway.presence import Presence
 from meshnet_gateway.recoveries import RecoverySettings, Way
 from meshnet_gateway.recovery import RecoveringPipeline, RecoveringPipelines
 from meshnet_gateway.selection import SelectedRoute
@@ -47,6 +48,7 @@ class Pool:
     """Nodes by name, and routes in the order in which they are chosen."""
 
     model: Path
+    presence: Presence
     routes: list[str] = field(default_factory=list)
     hops: dict[str, Hop] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -121,9 +123,10 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-async def pool(model) -> AsyncIterator[Pool]:
-    made = Pool(model)
+async def pool(model, client) -> AsyncIterator[Pool]:
+    made = Pool(model, Presence(client))
     yield made
+    await made.presence.close()
     for node in made.nodes.values():
         await node.close()
 
@@ -143,6 +146,7 @@ def pipelines(pool: Pool, client: PlaneClient, **settings: Any) -> RecoveringPip
         DrainingNodes(),
         PipelineSettings(chunk_tokens=CHUNK, window=settings.pop("window", None)),
         RecoverySettings(**{"spare_wait_s": 5.0, **settings}),
+        pool.presence,
     )
 
 
