@@ -28,10 +28,7 @@ from meshnet.operations import (
     pack_release,
     pack_reservation,
 )
-from meshnet.plane.connection import Connection
-from meshnet.plane.inbox import Inbox, Reading
-from meshnet.plane.late import LateAnswers
-from meshnet.plane.messages import (
+from meshnet.plane.answers import (
     MAX_COLD_BYTES,
     AnswerReader,
     ColdAnswer,
@@ -41,11 +38,16 @@ from meshnet.plane.messages import (
     cold_failure,
     hop_failure,
     learn,
+)
+from meshnet.plane.connection import Connection
+from meshnet.plane.inbox import Inbox, Reading
+from meshnet.plane.late import LateAnswers
+from meshnet.plane.pool import ConnectionPool
+from meshnet.plane.requests import (
     pack_cold,
     pack_request,
     session_path,
 )
-from meshnet.plane.pool import ConnectionPool
 from meshnet.plane.session_requests import OWNERS
 from meshnet.plane.tls import name_node
 from meshnet.topology import NodeId, SessionId

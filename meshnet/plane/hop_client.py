@@ -19,19 +19,21 @@ from meshnet.errors import WireError
 from meshnet.grammar import Phase
 from meshnet.operations import Release, Reservation, pack_release, pack_reservation
 from meshnet.patience import Flight
-from meshnet.plane.caller import Caller
-from meshnet.plane.hop_pool import HopPool
-from meshnet.plane.late import LateAnswers
-from meshnet.plane.messages import (
+from meshnet.plane.answers import (
     AnswerReader,
     ColdAnswer,
     Received,
-    RequestMemo,
     check_done,
     check_released,
     cold_failure,
     hop_failure,
     learn,
+)
+from meshnet.plane.caller import Caller
+from meshnet.plane.hop_pool import HopPool
+from meshnet.plane.late import LateAnswers
+from meshnet.plane.requests import (
+    RequestMemo,
     pack_cache_request,
     pack_cold,
     pack_request,

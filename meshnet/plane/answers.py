@@ -1,4 +1,4 @@
-"""The client's side of messages, whatever drives its sockets: heads, answers, errors (sans-IO)."""
+"""Answers as a client reads them, whatever drives its sockets, and what failed of one (sans-IO)."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from meshnet.adaptive import EncodingChooser
-from meshnet.cache_wire import CacheHeader, pack_cache
 from meshnet.choosers import record_answer
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionResult
 from meshnet.dtypes import Body
 from meshnet.errors import Code, MeshError, NextHopError, WireError
-from meshnet.plane.bodies import compress_body, decompress_body, read_body, read_bounded
-from meshnet.plane.http1 import AnswerHead, build_request, parse_answer
+from meshnet.plane.bodies import decompress_body, read_body, read_bounded
+from meshnet.plane.http1 import AnswerHead, parse_answer
 from meshnet.plane.inbox import ConnectionEndedError, Inbox, Reading, read_head
-from meshnet.plane.memo import POSITION, SERVER_TIMING, HeadMemo, LastHead
+from meshnet.plane.memo import SERVER_TIMING, HeadMemo, LastHead
 from meshnet.plane.tls import explain
-from meshnet.plans import Plan
 from meshnet.problem import unpack_problem
-from meshnet.topology import NodeId, SessionId
+from meshnet.topology import NodeId
 from meshnet.wire import (
     AnswerHeader,
     ChunkHeader,
-    Headers,
     WireLimits,
-    pack_chunk,
     unpack_answer,
     view_tensor,
 )
@@ -35,16 +31,11 @@ __all__ = [
     "AnswerReader",
     "ColdAnswer",
     "Received",
-    "RequestMemo",
     "check_done",
     "check_released",
     "cold_failure",
     "hop_failure",
     "learn",
-    "pack_cache_request",
-    "pack_cold",
-    "pack_request",
-    "session_path",
 ]
 
 MAX_COLD_BYTES: Final = 16 * 1024 * 1024
@@ -52,7 +43,6 @@ _MAX_HEADER_BYTES: Final = 32 * 1024
 _MAX_HEADER_COUNT: Final = 128
 _MAX_PROBLEM_BYTES: Final = 64 * 1024
 _MAX_INTERIM: Final = 8
-_MAX_KNOWN: Final = 256
 _MAX_TIMING_BYTES: Final = 16 * 1024
 _PRINTABLE: Final = bytes(range(0x20, 0x7F))
 
@@ -222,86 +212,6 @@ def _is_printable(value: bytes) -> bool:
     return not value.translate(None, _PRINTABLE) and value.strip(b" ") == value
 
 
-class Repeated(NamedTuple):
-    """A chunk's request as it was written, for others like it but for the position.
-
-    Attributes:
-        address: of the node.
-        header: as given, with no encoding.
-        num_bytes: of the raw body.
-        chooser: of the link.
-        plan: by which such a body goes raw, whatever the link does.
-        before: the head before the position's value.
-        after: the head after it.
-    """
-
-    address: str
-    header: ChunkHeader
-    num_bytes: int
-    chooser: EncodingChooser
-    plan: Plan
-    before: bytes
-    after: bytes
-
-    def head_at(self, position: int) -> bytes:
-        """Write the head anew."""
-        return b"%b%d%b" % (self.before, position, self.after)
-
-
-class RequestMemo:
-    """Requests of sessions whose next is most often like the last: a step of decoding.
-
-    May be used by several threads.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[SessionId, Repeated] = {}
-
-    def find(self, address: str, header: ChunkHeader, num_bytes: int) -> Repeated | None:
-        """Give the session's last request where this one differs in its position alone."""
-        known = self._known.get(header.session)
-        if (
-            known is None
-            or known.num_bytes != num_bytes
-            or known.address != address
-            or header.position is None
-            or not known.header.repeats(header)
-        ):
-            return None
-        return known
-
-    def keep(
-        self,
-        address: str,
-        header: ChunkHeader,
-        head: bytes,
-        num_bytes: int,
-        plan: Plan,
-        chooser: EncodingChooser,
-    ) -> None:
-        """Keep a request; only what goes raw by its size alone does so next time too."""
-        match = POSITION.search(head)
-        if match is None or not plan.stays_raw or header.encoding is not None:
-            return
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        start, end = match.span(1)
-        self._known[header.session] = Repeated(
-            address, header, num_bytes, chooser, plan, head[:start], head[end:]
-        )
-
-
-def pack_request(
-    address: str, header: ChunkHeader, raw: Body, plan: Plan, chooser: EncodingChooser
-) -> tuple[bytes, CompressionResult]:
-    """Write a chunk's request: its head, and its tensor's bytes encoded as planned."""
-    sent = compress_body(raw, plan, chooser)
-    if sent.encoding != header.encoding:
-        header = header._replace(encoding=sent.encoding)
-    head = build_request("POST", "/forward", address, pack_chunk(header), sent.output_bytes)
-    return head, sent
-
-
 def learn(
     chooser: EncodingChooser, sent: CompressionResult, elapsed_s: float, received: Received
 ) -> None:
@@ -318,23 +228,6 @@ def learn(
         and sent.encoding is not None
     ):
         chooser.forget_reads()
-
-
-def pack_cold(address: str, method: str, target: str, fields: Headers = ()) -> bytes:
-    """Write a request without a body, and say so where its method could have one."""
-    length = 0 if method in ("PUT", "POST") else None
-    return build_request(method, target, address, fields, length)
-
-
-def pack_cache_request(address: str, header: CacheHeader) -> bytes:
-    """Write the head of a request whose body is a session's cache."""
-    path = f"{session_path(header.session)}/cache"
-    return build_request("PUT", path, address, pack_cache(header), header.num_bytes)
-
-
-def session_path(session: SessionId, action: str = "") -> str:
-    """Give the path of a session, or of what is done with it."""
-    return f"/sessions/{session}{action}"
 
 
 def check_done(answer: ColdAnswer) -> None:
