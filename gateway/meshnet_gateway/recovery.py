@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 
 _TRIES_A_STEP: Final = 5
 _HEALTH_TIMEOUT_S: Final = 1.0
-_FULL_WAIT_S: Final = 0.5
-"""Until a node that was full is asked again, or the control plane knows of it."""
+_AGAIN_S: Final = 0.5
+"""Until a node that was full, or failed again, is tried once more; others may come meanwhile."""
 
 
 class RecoveringPipelines:
@@ -127,13 +127,14 @@ class RecoveringPipeline:
             error = first = failure
         noticed = time.perf_counter()
         tries = 0
+        known: set[str] = set()
         while tries < _TRIES_A_STEP:
             try:
                 output, way = await self._recover(error, want)
             except MeshError as failure:
                 error = failure
-                if isinstance(failure, CacheFullError) and self._may_wait(noticed):
-                    await asyncio.sleep(_FULL_WAIT_S)
+                if self._may_pass(failure, known, noticed):
+                    await asyncio.sleep(_AGAIN_S)
                     continue
                 if isinstance(failure, RouteError) or not can_recover(failure):
                     break
@@ -176,6 +177,8 @@ class RecoveringPipeline:
         self._route = route
         self._incarnations.update(route.incarnations)
         self._nodes = frozenset(route.incarnations)
+        for node in self._nodes:
+            self._failed.pop(node, None)  # it answers again
         self._shared.presence.show(hop.address for hop in route.hops)
 
     def _begin(self, route: SelectedRoute) -> None:
@@ -241,7 +244,7 @@ class RecoveringPipeline:
         pipeline = self._pipeline
         repairs = plan_repairs(self._route, route)
         if repairs is None or not pipeline.position:
-            raise MeshError(Code.ABORTED, "no node keeps anything of it", reason="JOURNAL_LOST")
+            raise MeshError(Code.ABORTED, "no node of the new route holds any of them")
         with self._shared.lost.guard(frozenset(route.incarnations)):
             for repair in repairs:
                 await self._repair(repair)
@@ -279,17 +282,17 @@ class RecoveringPipeline:
 
     async def _replay(self, route: SelectedRoute, want: Want, reason: MeshError) -> StepOutput:
         """Begin a new session on `route`, and feed every token again."""
-        tokens = self._tokens()
+        num_computed = self._pipeline.position
         _log.warning(
             "session %s: all of its %d tokens are computed again: %s",
             self._pipeline.session,
-            len(tokens),
+            num_computed,
             reason,
         )
         self._pipeline.spread(())  # the hops after one that failed hear of it from none else
         self._in_background(self._pipeline.close())
         self._begin(route)
-        self._shared.counts.recomputed_tokens[Way.REPLAY] += len(tokens)
+        self._shared.counts.recomputed_tokens[Way.REPLAY] += num_computed
         return await self._go_on(want)
 
     def _count(self, way: Way, pause_s: float) -> None:
@@ -304,8 +307,19 @@ class RecoveringPipeline:
             way,
         )
 
-    def _may_wait(self, since: float) -> bool:
-        return time.perf_counter() + _FULL_WAIT_S < since + self._shared.recovery.spare_wait_s
+    def _may_pass(self, failure: MeshError, known: set[str], since: float) -> bool:
+        """Tell whether to wait for what failed: a node without room, or one that fails again.
+
+        `known` are the nodes that failed before; one more is left, and not waited for.
+        """
+        if isinstance(failure, NextHopError):
+            is_known = failure.failed_node in known
+            known.add(failure.failed_node)
+            if not is_known:
+                return False
+        elif not isinstance(failure, CacheFullError):
+            return False
+        return time.perf_counter() + _AGAIN_S < since + self._shared.recovery.spare_wait_s
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         """Do what nobody waits for before the session ends."""

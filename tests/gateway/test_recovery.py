@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from meshnet.compression import CompressionPolicies
-from meshnet.errors import CacheFullError, Code, MeshError, RouteError
+from meshnet.errors import CacheFullError, Code, MeshError, NextHopError, RouteError
 from meshnet.grammar import Want
 from meshnet.operations import RebuildMode
 from meshnet.plane.client import PlaneClient
@@ -492,3 +492,36 @@ async def test_a_state_that_cannot_be_cut_back_is_replayed(pool, client, monkeyp
     assert shared.counts.ways == {Way.REPLAY: 1}
     await pipeline.close()
     await settled(pool, "middle")
+
+
+async def test_a_node_that_fails_for_a_while_is_gone_back_to(pool, client, monkeypatch):
+    """It says that it is well, and there is no other; it fails more often than is tried at once."""
+    await start_three(pool)
+    expected = await undisturbed(pool, client)
+
+    async def same_again(*_: Any, **__: Any) -> SelectedRoute:
+        return pool.route(pool.routes[0])
+
+    monkeypatch.setattr(pool, "replace", same_again)
+    monkeypatch.setattr("meshnet_gateway.recovery._AGAIN_S", 0.01)
+    shared = pipelines(pool, client)
+    pipeline = await open_session(shared)
+    node, left = pool.nodes["middle"], 9
+    forward = node.forward
+
+    def failing(*arguments: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+            raise NextHopError("a test breaks it", failed_node="last")
+        return forward(*arguments)
+
+    async def break_it() -> None:
+        node.forward = failing
+
+    found = await generate(pipeline, {6: break_it})
+    assert texts(found) == texts(expected)
+    assert shared.counts.ways == {Way.RESENT: 1}
+    assert left == 0
+    await pipeline.close()
+    await settled(pool)
