@@ -245,3 +245,53 @@ async def test_a_chunk_that_waits_for_one_that_fails_to_open_the_session_is_told
     with pytest.raises(MeshError) as caught:
         await asyncio.wait_for(waiting, 5.0)
     assert caught.value.reason == "SESSION_RELEASED"
+
+
+async def test_a_chunk_of_an_older_epoch_is_refused_and_changes_nothing():
+    sessions, session = table(), new_session()
+    await take(sessions, chunk(session, 0))
+    await take(sessions, chunk(session, 4, epoch=2))
+    for position in (0, 4, 8, None):
+        with pytest.raises(MeshError) as caught:
+            await take(sessions, chunk(session, position, epoch=1))
+        assert caught.value.reason == "EPOCH_STALE"
+        assert "expected at least 2" in caught.value.message
+    assert await take(sessions, chunk(session, None, epoch=2)) == 8
+    assert await take(sessions, chunk(session, 4, epoch=5)) == 4
+
+
+async def test_holding_a_session_waits_for_its_chunk_and_keeps_others_out():
+    sessions, session = table(), new_session()
+    await take(sessions, chunk(session, 0))
+    turn = sessions.turn(chunk(session, 4), Caller())
+    held, _ = turn.__enter__()
+    holding = asyncio.create_task(asyncio.to_thread(sessions.hold, session, Caller()))
+    await until_waiting(sessions, session)
+    held.cache.length = 8
+    turn.__exit__(None, None, None)
+    hold = await asyncio.wait_for(holding, 5.0)
+    assert hold.__enter__() == (held, 8)
+    late = asyncio.create_task(take(sessions, chunk(session, 8)))
+    await until_waiting(sessions, session)
+    hold.__exit__(None, None, None)
+    assert await asyncio.wait_for(late, 5.0) == 8
+
+
+async def test_holding_ends_with_the_session_or_its_caller():
+    sessions, session = table(), new_session()
+    with pytest.raises(UnknownSessionError):
+        sessions.hold(session, Caller())
+    await take(sessions, chunk(session, 0))
+    with sessions.turn(chunk(session, 4), Caller()):
+        caller = Caller()
+        leaving = asyncio.create_task(asyncio.to_thread(sessions.hold, session, caller))
+        released = asyncio.create_task(asyncio.to_thread(sessions.hold, session, Caller()))
+        await until_waiting(sessions, session)
+        caller.leave()
+        with pytest.raises(CallerGoneError):
+            await asyncio.wait_for(leaving, 5.0)
+        await until_waiting(sessions, session)
+        sessions.release(session)
+        with pytest.raises(MeshError) as caught:
+            await asyncio.wait_for(released, 5.0)
+    assert caught.value.reason == "SESSION_RELEASED"
