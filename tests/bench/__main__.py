@@ -17,7 +17,7 @@ from meshnet.errors import MeshError
 from meshnet.model_dir import read_model_dir
 from meshnet_gateway.bench_pipeline import DEFAULT_PREFILLS, measure_pipeline
 from meshnet_gateway.cli_bench import plot_pipeline
-from tests.bench import adaptive, codec, routes, tls, transcoding
+from tests.bench import adaptive, codec, moving, routes, tls, transcoding
 from tests.bench.report import print_reports, print_reports_json
 
 BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
     "transcoding": transcoding.run,
     "adaptive": adaptive.run,
     "tls": tls.run,
+    "moving": moving.run,
 }
 PLOTS: dict[str, Callable[[Report], str]] = {"wire": plot_wire, "pipeline": plot_pipeline}
 
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--quick", action="store_true", help="see that it works, no more")
     parser.add_argument("--rounds", type=int, help="of every comparison")
-    parser.add_argument("--model", type=Path, help="model directory, for pipeline")
+    parser.add_argument("--model", type=Path, help="model directory, for pipeline and moving")
     parser.add_argument("--plots", type=Path, help="draw wire.svg and pipeline.svg in this folder")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in BENCHMARKS]
