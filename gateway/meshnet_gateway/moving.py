@@ -14,6 +14,7 @@ from meshnet.errors import Code, MeshError, NextHopError
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import Hop, NodeId, Route, SessionId
 from meshnet_gateway.draining import DrainingNodes
+from meshnet_gateway.repairs import keep_layers
 from meshnet_gateway.selection import RouteSelector, SelectedRoute
 
 __all__ = ["Departure", "MoveCounts", "SessionMoves", "replacements"]
@@ -150,7 +151,7 @@ class Departure:
                 self._has_said = True
                 _log.info("a session stays on %s, which drains: %s", ", ".join(leaving), error)
             return None
-        return found if self._searched is route else None
+        return keep_layers(route, found) if self._searched is route else None
 
     def stay(self) -> None:
         """Look again after a while."""
