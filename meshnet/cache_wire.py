@@ -29,6 +29,7 @@ from meshnet.grammar import (
     parse_wire_layers,
 )
 from meshnet.kv import KvLayout, format_kv, parse_kv, parse_kv_dtype
+from meshnet.operations import OwnerId, parse_owner
 from meshnet.topology import LayerRange, Route, SessionId
 
 __all__ = [
@@ -56,6 +57,7 @@ class CacheHeader:
         max_tokens: to reserve for the session, where that is more than `tokens`.
         digest: of the model's files, so that no other model's cache is taken; None is not checked.
         epoch: of the session's route, see `meshnet.wire.ChunkHeader`.
+        owner: with whom the session ends, see `meshnet.operations.Reservation`.
     """
 
     session: SessionId
@@ -65,6 +67,7 @@ class CacheHeader:
     max_tokens: int | None = None
     digest: str | None = None
     epoch: int = 0
+    owner: OwnerId | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -112,6 +115,7 @@ def unpack_cache(session: SessionId, headers: Headers) -> CacheHeader:
         max_tokens=optional(fields, "X-Meshnet-Max-Tokens", parse_positive),
         digest=optional(fields, "X-Meshnet-Digest", _parse_digest),
         epoch=optional(fields, "X-Meshnet-Epoch", parse_count) or 0,
+        owner=optional(fields, "X-Meshnet-Owner", parse_owner),
     )
     if header.num_bytes >= _IMPOSSIBLE_BYTES:
         raise WireError(
@@ -138,6 +142,8 @@ def pack_cache(header: CacheHeader) -> list[tuple[str, str]]:
         fields.append(("X-Meshnet-Digest", header.digest))
     if header.epoch:
         fields.append(("X-Meshnet-Epoch", str(header.epoch)))
+    if header.owner is not None:
+        fields.append(("X-Meshnet-Owner", header.owner))
     return fields
 
 

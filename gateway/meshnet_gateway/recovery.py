@@ -169,7 +169,6 @@ class RecoveringPipeline:
         if has_moved:
             self._pipeline.reroute(route.hops)
             self._use(route)
-            await self._pipeline.own()
         else:
             self._departure.stay()
 

@@ -105,6 +105,7 @@ class CacheMoves:
                         max_tokens=session.reserved_tokens or None,
                         digest=self._backend.spec.digest or None,
                         epoch=session.epoch,
+                        owner=session.owner,
                     )
                     num_bytes += header.num_bytes
                     self._client.send_cache(
@@ -168,7 +169,7 @@ class CacheMoves:
             )
         tokens = max(header.tokens, header.max_tokens or 0)
         session = self._sessions.expect(header.session, header.layers, tokens)
-        session.epoch = header.epoch
+        session.epoch, session.owner = header.epoch, header.owner
         try:
             memory = session.cache.make_room(header.layers, header.kv, header.tokens)
         except BaseException:

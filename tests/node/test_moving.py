@@ -28,6 +28,7 @@ from meshnet.errors import (
 )
 from meshnet.grammar import Want
 from meshnet.kv import KvLayout
+from meshnet.operations import OwnerId
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_client import HopClient
 from meshnet.topology import Hop, LayerRange, NodeId, SessionId
@@ -166,9 +167,12 @@ async def test_a_session_goes_on_at_another_node(start):
     session, undisturbed = new_session(), new_session()
     for each in (session, undisturbed):
         await compute(here, each, 0, ids(40), max_tokens=90)
+    owner = OwnerId(new_session())
+    here.stage.sessions.reserve(session, 90, owner)
     here.stage.sessions._sessions[session].epoch = 3
     await move(here, session, hop)
     assert held(here, there) == [(1, 90), (1, 90)]
+    assert there.stage.sessions.owned_by(owner) == [session]
     moved = here.stage.moves.counts, there.stage.moves.counts
     size = 40 * here.stage.backend.kv.bytes_per_token
     assert [(c.sent, c.sent_bytes, c.taken, c.taken_bytes) for c in moved] == [

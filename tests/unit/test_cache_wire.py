@@ -53,9 +53,10 @@ def test_bad_caches(vector):
     max_tokens=st.none() | st.integers(1, 10**9),
     digest=st.none() | st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
     epoch=st.integers(0, 10**9),
+    owner=st.none() | st.uuids().map(str),
 )
 def test_a_header_is_read_as_it_was_written(
-    layers, start, tokens, dtype, max_tokens, digest, epoch
+    layers, start, tokens, dtype, max_tokens, digest, epoch, owner
 ):
     header = CacheHeader(
         SESSION,
@@ -65,6 +66,7 @@ def test_a_header_is_read_as_it_was_written(
         max_tokens,
         digest,
         epoch,
+        owner,
     )
     assert unpack_cache(SESSION, pack_cache(header)) == header
 
