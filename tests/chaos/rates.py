@@ -87,7 +87,7 @@ async def measure_rates(
         per_stage=_PER_STAGE,
         dtype=case.dtype,
         recovery=case.recovery,
-        lease_ttl_s=10.0,
+        lease_ttl_s=5.0,
         idle_ttl_s=60.0,
         cache_tokens=1 << 16,
         with_proxies=False,
@@ -110,7 +110,7 @@ async def measure_rates(
                     stream = _stream(mesh, plan, prompts[index])
                     async with _killing(mesh, stream, random, plan, starting) as killed_at:
                         await stream.run(mesh.http)
-                    _count(tally, number, stream, undisturbed[index].text, killed_at[0])
+                    _count(tally, number, stream, undisturbed[index], killed_at[0])
                     done += 1
                     progress(done)
 
@@ -130,7 +130,7 @@ async def measure_rates(
         "gateway": {
             key: round(after[key] - before.get(key, 0), 3)
             for key in sorted(after)
-            if ("recover" in key or "replay" in key or "rebuil" in key or "abandoned" in key)
+            if any(word in key for word in ("recover", "recomputed", "abandoned"))
             and "_created" not in key
         },
         "different": tally.different,
@@ -159,14 +159,17 @@ async def _killing(
     starting.create_task(mesh.start_node(stage))
 
 
-def _count(tally: _Tally, number: int, stream: Stream, text: str, killed_at: float) -> None:
+def _count(
+    tally: _Tally, number: int, stream: Stream, undisturbed: Stream, killed_at: float
+) -> None:
     if stream.error is not None:
         tally.errors.append(f"run {number}: {stream.error}")
         return
-    tally.prefills.append(stream.times[1] - stream.times[0])
+    tally.prefills.append(undisturbed.times[1] - undisturbed.times[0])
     pause = stream.pause_s(killed_at, killed_at + 1.0)
     if pause is not None:
         tally.pauses.append(pause)
+    text = undisturbed.text
     if stream.text == text:
         tally.equal += 1
     else:
