@@ -161,7 +161,7 @@ class Departure:
         """End what is looked for."""
         if self._search is not None:
             self._search.cancel()
-            await asyncio.wait({self._search})
+            await asyncio.gather(self._search, return_exceptions=True)
 
 
 def replacements(old: Route, new: Route, leaving: Collection[NodeId]) -> list[tuple[Hop, Route]]:

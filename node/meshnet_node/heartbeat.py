@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from meshnet import __version__
 from meshnet.codec import ENCODINGS
@@ -28,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 _CLAIM_SPARE_S = 0.5
-_SAY_DRAIN_S = 3.0
-"""What the control plane gets to hear that this node drains; it may be away."""
+_TELL_S = 3.0
+_REASON = "told to end"
 _DRAINS = (nodes_pb2.NODE_STATE_DRAINING, nodes_pb2.NODE_STATE_DRAINED)
 
 
@@ -131,20 +133,16 @@ class Heartbeat:
 
         Gateways hear of it from the control plane and move theirs to other nodes.
         """
-        self._leaving = True
         stage = self._node.stage
         if stage is None:
             return
         sessions, node = stage.sessions, self._registration.node
-        sessions.draining = True
         until = time.monotonic() + grace_s
+        # First the control plane: what it still selects this node for would be refused.
+        await self._tell(self._client.drain(node, grace_s=max(grace_s, 1.0), reason=_REASON))
+        self._leaving = sessions.draining = True
         if len(sessions):
             _log.info("node %s: draining, %d sessions are to leave", node, len(sessions))
-            try:
-                async with asyncio.timeout(min(_SAY_DRAIN_S, grace_s)):
-                    await self._client.drain(node, grace_s=grace_s, reason="told to end")
-            except (MeshError, TimeoutError) as error:
-                _log.warning("node %s: the control plane does not hear of it: %s", node, error)
         if await asyncio.to_thread(sessions.await_none, until - time.monotonic()):
             _log.info("node %s: drained", node)
         else:
@@ -157,11 +155,19 @@ class Heartbeat:
             with suppress(asyncio.CancelledError):
                 await self._task
         await self._neighbours.close()
-        try:
-            await self._client.deregister(self._registration.node)
-        except MeshError as error:
-            _log.warning("node %s: deregistering failed: %s", self._registration.node, error)
+        await self._tell(self._client.deregister(self._registration.node))
         await self._client.close()
+
+    async def _tell(self, call: Coroutine[Any, Any, object]) -> None:
+        """Tell the control plane that this node leaves; it may be away."""
+        try:
+            async with asyncio.timeout(_TELL_S):
+                await call
+        except (MeshError, TimeoutError) as error:
+            why = str(error) or f"no answer within {_TELL_S:g} s"
+            _log.warning(
+                "node %s: the control plane was not told: %s", self._registration.node, why
+            )
 
     async def _run(self) -> None:
         delay_s = self._interval_s

@@ -139,3 +139,70 @@ async def test_an_id_that_another_node_keeps_is_refused(start_node, control):
     endpoints = (await control.get_node("twin")).endpoints
     assert [endpoint.uri for endpoint in endpoints] == [f"http://{hop.address}/forward"]
     await heartbeat.close()
+
+
+async def test_a_node_that_is_told_to_end_lets_its_sessions_leave(start_node, control, client):
+    """The control plane knows before the node refuses anything."""
+    hop, node, backend = await start_node("only", 0, 1)
+    heartbeat = await join(control, hop, node, backend.spec)
+    await heartbeat.beat()
+    session = SessionId(str(uuid.uuid4()))
+    header = ChunkHeader((1, 1, 8), "bfloat16", session, position=0)
+    tensor = np.zeros((1, 1, 8), ml_dtypes.bfloat16)
+    await client.forward(hop.address, hop.node, header, tensor, timeout_s=5.0)
+    draining = asyncio.create_task(heartbeat.drain(60.0))
+    async with asyncio.timeout(30.0):
+        while not node.stage.sessions.draining:
+            await asyncio.sleep(0.005)
+    found = await control.get_node("only")
+    assert (found.state, found.drain_reason) == (nodes_pb2.NODE_STATE_DRAINING, "told to end")
+    await heartbeat.beat()
+    later = ChunkHeader((1, 1, 8), "bfloat16", session, position=1)
+    await client.forward(hop.address, hop.node, later, tensor, timeout_s=5.0)
+    other = ChunkHeader((1, 1, 8), "bfloat16", SessionId(str(uuid.uuid4())), position=0)
+    with pytest.raises(MeshError) as caught:
+        await client.forward(hop.address, hop.node, other, tensor, timeout_s=5.0)
+    assert caught.value.reason == "DRAINING"
+    assert not draining.done()
+    await client.release(hop.address, session)
+    async with asyncio.timeout(30.0):
+        await draining
+    await heartbeat.close()
+
+
+async def test_the_grace_ends_the_waiting_for_sessions(start_node, control):
+    hop, node, backend = await start_node("only", 0, 1)
+    heartbeat = await join(control, hop, node, backend.spec)
+    node.stage.sessions.reserve("held", 10)
+    async with asyncio.timeout(30.0):
+        await heartbeat.drain(0.05)
+    assert len(node.stage.sessions) == 1
+    await heartbeat.close()
+
+
+async def test_sessions_left_after_an_operators_grace_are_cut_off(start_node, control):
+    hop, node, backend = await start_node("only", 0, 1)
+    heartbeat = await join(control, hop, node, backend.spec)
+    await heartbeat.beat()
+    node.stage.sessions.reserve("held", 10)
+    await control.drain("only", grace_s=0.2)
+    async with asyncio.timeout(30.0):
+        while len(node.stage.sessions):
+            await asyncio.sleep(0.01)
+    assert (await control.get_node("only")).state == nodes_pb2.NODE_STATE_DRAINED
+    await heartbeat.close()
+
+
+async def test_a_control_plane_that_is_away_holds_no_node_up(start_node, control, monkeypatch):
+    monkeypatch.setattr("meshnet_node.heartbeat._TELL_S", 0.1)
+    hop, node, backend = await start_node("only", 0, 1)
+    heartbeat = await join(control, hop, node, backend.spec)
+
+    async def away(*_, **__):
+        await asyncio.sleep(60.0)
+
+    monkeypatch.setattr(heartbeat._client, "drain", away)
+    monkeypatch.setattr(heartbeat._client, "deregister", away)
+    async with asyncio.timeout(30.0):
+        await heartbeat.drain(60.0)
+        await heartbeat.close()
