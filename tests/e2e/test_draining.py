@@ -71,7 +71,6 @@ def test_sigterm_moves_a_session_with_its_cache(smollm2):
             gateway = gateway_figures(made)
             assert gateway["meshnet_sessions_moved_total"] == moved
             assert gateway["meshnet_sessions_recovered_total"] == 0
-            assert gateway["meshnet_replayed_tokens_total"] == 0
         without_tracebacks(made)
 
 
