@@ -30,19 +30,17 @@ from meshnet.dtypes import Body
 from meshnet.estimates import CodecSpeeds, LinkSpeed, Ratio
 from meshnet.plans import Decisions, Plan
 from meshnet.sample import ends_in_repeats, predict_ratio
+from meshnet.trials import Trials
 
 __all__ = ["EncodingChooser"]
 
 _SAMPLE_S: Final = 40e-6
 """What the sample takes that stands before every encoding."""
-_MARGIN: Final = 0.01
-"""Another choice than the last must be better by this share: estimates are no better."""
-_PROBE_SHARE: Final = 0.005
-"""Of all time spent, what may be lost to trying what is not best."""
-_FIRST_PROBE: Final = 8
-_PROBE_EVERY: Final = 64
-"""Bodies after which a choice not taken is worth trying again: at first few, then twice as many
-each time up to this."""
+_COASTED: Final = 15
+"""Bodies of one size that go raw after one that did because the coding alone would take longer.
+Weighing it anew takes 8 microseconds, and 70 where a long body has just passed the caches."""
+_COAST_SLOWER: Final = 1.25
+"""Unless the link has become slower by this much."""
 _REPEATS_RATIO: Final = 4.0
 """What zstd is taken to give on a tensor that ends in equal rows; nothing is learnt from it."""
 _LINK_BITS_PER_S: Final = {"lan": 1e9, "relay": 5e7, "benchmark": 1e10}
@@ -55,10 +53,22 @@ class _Phase:
     """What is known of one phase's bodies."""
 
     ratios: dict[str, Ratio] = field(default_factory=dict)
-    last: str | None = None
-    since: dict[str | None, int] = field(default_factory=dict)
-    probes: dict[str | None, int] = field(default_factory=dict)
-    budget_s: float = 0.0
+    trials: Trials = field(default_factory=Trials)
+
+
+@dataclass(slots=True)
+class _Coast:
+    """Bodies that go raw without another look.
+
+    Attributes:
+        size: of theirs.
+        most_s_per_byte: of the link, beyond which they are looked at again.
+        left: how many they are.
+    """
+
+    size: int
+    most_s_per_byte: float
+    left: int = _COASTED
 
 
 class EncodingChooser:
@@ -102,6 +112,7 @@ class EncodingChooser:
         self._phases: dict[str, _Phase] = {}
         self._floors: dict[str, CompressionPolicy] = {}
         self._raw_plans: dict[tuple[str, str], Plan] = {}
+        self._coasting: dict[str, _Coast] = {}
         self._lock = nullcontext() if lock is None else lock
 
     def choose(
@@ -114,7 +125,8 @@ class EncodingChooser:
     ) -> Plan:
         """Plan how `body` goes.
 
-        Takes 1 microsecond below the floor, else about 10, and 25 more for a sample.
+        Takes 1 microsecond below the floor, else about 10, and 25 more for a sample; 2 while the
+        link is so fast that no encoding can pay.
 
         Args:
             body: the tensor's bytes, C-contiguous.
@@ -135,6 +147,8 @@ class EncodingChooser:
             return self._raw("disabled", phase, policy)
         if size < policy.min_input_bytes or size == 0:
             return self._raw("below_min_input", phase, policy)
+        if policy.encoding == AUTO and self._coasts(phase, size):
+            return self._raw("link_faster", phase, policy)
         usable = [
             name
             for name in (self.reads if accepted is None else accepted)
@@ -240,7 +254,7 @@ class EncodingChooser:
         refused = False
         while True:
             costs = self._costs(size, ratios)
-            encoding, is_probe = _pick(state, costs)
+            encoding, is_probe = state.trials.pick(costs)
             if encoding is None or encoding in sampled or not (learn or encoding != "zstd"):
                 break
             # The sample is taken only of what would be done, and can only take it back.
@@ -255,7 +269,9 @@ class EncodingChooser:
                 break
             else:
                 ratios[encoding] = ratio
-        _spend(state, costs, encoding, is_probe=is_probe)
+        state.trials.spend(costs, encoding, is_probe=is_probe)
+        if encoding is None and not is_probe:
+            self._coast(phase, size, costs[None])
         if is_probe:
             reason = "probe"
         elif encoding is not None:
@@ -263,6 +279,25 @@ class EncodingChooser:
         else:
             reason = "sample" if refused else "link_faster"
         return Plan(encoding, reason, phase, policy, width, sampled.get(encoding or ""), learn)
+
+    def _coast(self, phase: str, size: int, raw_s: float) -> None:
+        """Let bodies of that size go raw for a while, if no ratio could make coding pay."""
+        coding_s = min(
+            self._encoders.seconds(name, size) + self._decoders.seconds(name, size)
+            for name in ENCODINGS
+        )
+        if coding_s > _COAST_SLOWER * raw_s:
+            self._coasting[phase] = _Coast(size, _COAST_SLOWER * self.link.s_per_byte)
+
+    def _coasts(self, phase: str, size: int) -> bool:
+        with self._lock:
+            coast = self._coasting.get(phase)
+            if coast is None or coast.size != size or coast.left == 0:
+                return False
+            if self.link.s_per_byte > coast.most_s_per_byte:
+                return False
+            coast.left -= 1
+            return True
 
     def _costs(self, size: int, ratios: dict[str, float]) -> dict[str | None, float]:
         """Give the seconds that each choice takes until the receiver holds the tensor."""
@@ -289,32 +324,3 @@ class EncodingChooser:
         if state is None:
             state = self._phases[phase] = _Phase()
         return state
-
-
-def _pick(state: _Phase, costs: dict[str | None, float]) -> tuple[str | None, bool]:
-    """Give the choice of least cost, or one long not taken whose cost is within the budget."""
-    best = min(costs, key=costs.__getitem__)
-    last = state.last
-    if last in costs and costs[best] > costs[last] * (1 - _MARGIN):
-        best = last
-    for name, cost in costs.items():
-        loss = cost - costs[best]
-        patience = min(_PROBE_EVERY, _FIRST_PROBE << state.probes.get(name, 0))
-        if name != best and state.since.get(name, 0) >= patience and loss <= state.budget_s:
-            return name, True
-    return best, False
-
-
-def _spend(
-    state: _Phase, costs: dict[str | None, float], taken: str | None, *, is_probe: bool
-) -> None:
-    """Count a choice, and what a probe is expected to lose."""
-    best_s = min(costs.values())
-    state.budget_s += _PROBE_SHARE * best_s
-    for name in costs:
-        state.since[name] = 0 if name == taken else state.since.get(name, 0) + 1
-    if is_probe:
-        state.budget_s -= max(0.0, costs[taken] - best_s)
-        state.probes[taken] = min(8, state.probes.get(taken, 0) + 1)
-    else:
-        state.last = taken

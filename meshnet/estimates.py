@@ -12,6 +12,10 @@ _SETTLED_S: Final = 0.003
 """A transfer of this length counts half, what was known before the other half."""
 _WEIGHT: Final = 0.2
 _JUMP: Final = 2.0
+_UNSURE: Final = 4
+"""Calls of a codec until what was taken for granted counts for nothing."""
+_LONGER: Final = 2
+"""As many times as long as expected is what a call counts for at most after these."""
 _ODD: Final = 0.08
 
 
@@ -90,8 +94,11 @@ class CodecSpeeds:
         sizes = self._s_per_byte.setdefault(encoding, {})
         size = num_bytes.bit_length()
         _, count = sizes.get(size, (expected, 0))
-        # The first call finds cold caches, and one that was interrupted says little.
-        sample = min(seconds / num_bytes, (4 if count else 1) * expected)
+        # The first call finds cold caches, and one that was interrupted says little. An
+        # estimate that is too long is the worse mistake: what it keeps from being taken is
+        # not measured again for long.
+        most = 1 if not count else 4 if count < _UNSURE else _LONGER
+        sample = min(seconds / num_bytes, most * expected)
         weight = max(_WEIGHT, 1 / (count + 1))
         sizes[size] = expected + weight * (sample - expected), count + 1
 
