@@ -30,17 +30,12 @@ from meshnet.dtypes import Body
 from meshnet.estimates import CodecSpeeds, LinkSpeed, Ratio
 from meshnet.plans import Decisions, Plan
 from meshnet.sample import ends_in_repeats, predict_ratio
-from meshnet.trials import Trials
+from meshnet.trials import COAST_SLOWER, Coast, Trials
 
 __all__ = ["EncodingChooser"]
 
 _SAMPLE_S: Final = 40e-6
 """What the sample takes that stands before every encoding."""
-_COASTED: Final = 15
-"""Bodies of one size that go raw after one that did because the coding alone would take longer.
-Weighing it anew takes 8 microseconds, and 70 where a long body has just passed the caches."""
-_COAST_SLOWER: Final = 1.25
-"""Unless the link has become slower by this much."""
 _REPEATS_RATIO: Final = 4.0
 """What zstd is taken to give on a tensor that ends in equal rows; nothing is learnt from it."""
 _LINK_BITS_PER_S: Final = {"lan": 1e9, "relay": 5e7, "benchmark": 1e10}
@@ -54,21 +49,6 @@ class _Phase:
 
     ratios: dict[str, Ratio] = field(default_factory=dict)
     trials: Trials = field(default_factory=Trials)
-
-
-@dataclass(slots=True)
-class _Coast:
-    """Bodies that go raw without another look.
-
-    Attributes:
-        size: of theirs.
-        most_s_per_byte: of the link, beyond which they are looked at again.
-        left: how many they are.
-    """
-
-    size: int
-    most_s_per_byte: float
-    left: int = _COASTED
 
 
 class EncodingChooser:
@@ -112,7 +92,7 @@ class EncodingChooser:
         self._phases: dict[str, _Phase] = {}
         self._floors: dict[str, CompressionPolicy] = {}
         self._raw_plans: dict[tuple[str, str], Plan] = {}
-        self._coasting: dict[str, _Coast] = {}
+        self._coasting: dict[str, Coast] = {}
         self._lock = nullcontext() if lock is None else lock
 
     def choose(
@@ -286,18 +266,13 @@ class EncodingChooser:
             self._encoders.seconds(name, size) + self._decoders.seconds(name, size)
             for name in ENCODINGS
         )
-        if coding_s > _COAST_SLOWER * raw_s:
-            self._coasting[phase] = _Coast(size, _COAST_SLOWER * self.link.s_per_byte)
+        if coding_s > COAST_SLOWER * raw_s:
+            self._coasting[phase] = Coast(size, COAST_SLOWER * self.link.s_per_byte)
 
     def _coasts(self, phase: str, size: int) -> bool:
         with self._lock:
             coast = self._coasting.get(phase)
-            if coast is None or coast.size != size or coast.left == 0:
-                return False
-            if self.link.s_per_byte > coast.most_s_per_byte:
-                return False
-            coast.left -= 1
-            return True
+            return coast is not None and coast.takes(size, self.link.s_per_byte)
 
     def _costs(self, size: int, ratios: dict[str, float]) -> dict[str | None, float]:
         """Give the seconds that each choice takes until the receiver holds the tensor."""

@@ -1,4 +1,4 @@
-"""Which of several choices is taken, and when one that seems worse is tried again (pure).
+"""Which of several choices is taken, when one that seems worse is tried, when none is (pure).
 
 What is not taken is not measured: an estimate that has become wrong would never be corrected.
 So each choice is tried now and then, within a budget: a small share of the time spent may be lost.
@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["Trials"]
+__all__ = ["COAST_SLOWER", "Coast", "Trials"]
+
+COAST_SLOWER: Final = 1.25
+"""Coding that takes this much longer than all of the raw body ends the weighing for a while, and
+a link that has become slower by as much begins it again."""
+_COASTED: Final = 15
+"""Bodies of one size for which it ends. Weighing takes 8 microseconds, and 70 where a long body
+has just passed the caches."""
 
 _MARGIN: Final = 0.01
 """Another choice than the last must be better by this share: estimates are no better."""
@@ -64,3 +71,25 @@ class Trials:
             self.probes[taken] = min(8, self.probes.get(taken, 0) + 1)
         else:
             self.last = taken
+
+
+@dataclass(slots=True)
+class Coast:
+    """Bodies that go raw without another look, since no ratio could make coding pay.
+
+    Attributes:
+        size: of theirs.
+        most_s_per_byte: of the link, beyond which they are looked at again.
+        left: how many they are.
+    """
+
+    size: int
+    most_s_per_byte: float
+    left: int = _COASTED
+
+    def takes(self, size: int, s_per_byte: float) -> bool:
+        """Tell whether a body over such a link is one of them, and count it."""
+        if size != self.size or self.left == 0 or s_per_byte > self.most_s_per_byte:
+            return False
+        self.left -= 1
+        return True
