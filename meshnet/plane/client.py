@@ -12,10 +12,11 @@ from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 
+from meshnet.adaptive import EncodingChooser
 from meshnet.cache_wire import MoveHeader, pack_move
 from meshnet.choosers import LinkChoosers
 from meshnet.chunk import Answer
-from meshnet.compression import CompressionPolicies
+from meshnet.compression import CompressionPolicies, CompressionResult
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
@@ -44,6 +45,7 @@ from meshnet.plane.inbox import Inbox, Reading
 from meshnet.plane.late import LateAnswers
 from meshnet.plane.pool import ConnectionPool
 from meshnet.plane.requests import (
+    RequestMemo,
     pack_cold,
     pack_request,
     session_path,
@@ -104,6 +106,7 @@ class PlaneClient:
         self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
         self._late = late
         self._answers = AnswerReader(limits)
+        self._requests = RequestMemo()
         self._pool = ConnectionPool(
             connect_timeout_s=connect_timeout_s,
             max_open=max_connections,
@@ -141,13 +144,12 @@ class PlaneClient:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         try:
-            chooser = self.choosers.of(address)
             raw = view_bytes(tensor)
-            plan = chooser.choose(raw, header.phase, width=header.width)
-            coded_bytes = 0 if plan.encoding is None else len(raw)
-            head, sent = await _off_loop(
-                coded_bytes, lambda: pack_request(address, header, raw, plan, chooser)
-            )
+            repeated = self._requests.repeat(address, header, raw)
+            if repeated is not None:
+                chooser, head, sent = repeated
+            else:
+                chooser, head, sent = await self._pack(address, header, raw)
             started = clock()
             with self._watched(address, node, header.phase, header.num_tokens):
                 received = await self._exchange(
@@ -166,6 +168,18 @@ class PlaneClient:
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         raise name_node(received.error, address, node)
+
+    async def _pack(
+        self, address: str, header: ChunkHeader, raw: Body
+    ) -> tuple[EncodingChooser, bytes, CompressionResult]:
+        chooser = self.choosers.of(address)
+        plan = chooser.choose(raw, header.phase, width=header.width)
+        coded_bytes = 0 if plan.encoding is None else len(raw)
+        head, sent = await _off_loop(
+            coded_bytes, lambda: pack_request(address, header, raw, plan, chooser)
+        )
+        self._requests.keep(address, header, head, len(raw), plan, chooser)
+        return chooser, head, sent
 
     async def reserve(
         self, address: str, node: NodeId, asked: Reservation, *, timeout_s: float

@@ -129,11 +129,9 @@ class HopClient:
         deadline = monotonic() + timeout_s
         try:
             raw = view_bytes(tensor)
-            known = self._requests.find(address, header, len(raw))
-            if known is not None and header.position is not None:
-                chooser = known.chooser
-                head = known.head_at(header.position)
-                sent = chooser.pass_raw(known.plan, raw)
+            repeated = self._requests.repeat(address, header, raw)
+            if repeated is not None:
+                chooser, head, sent = repeated
             else:
                 chooser = self.choosers.of(address)
                 plan = chooser.choose(raw, header.phase, width=header.width)

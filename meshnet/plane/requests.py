@@ -16,7 +16,6 @@ from meshnet.topology import SessionId
 from meshnet.wire import ChunkHeader, Headers, pack_chunk
 
 __all__ = [
-    "Repeated",
     "RequestMemo",
     "pack_cache_request",
     "pack_cold",
@@ -27,7 +26,7 @@ __all__ = [
 _MAX_KNOWN: Final = 256
 
 
-class Repeated(NamedTuple):
+class _Repeated(NamedTuple):
     """A chunk's request as it was written, for others like it but for the position.
 
     Attributes:
@@ -48,10 +47,6 @@ class Repeated(NamedTuple):
     before: bytes
     after: bytes
 
-    def head_at(self, position: int) -> bytes:
-        """Write the head anew."""
-        return b"%b%d%b" % (self.before, position, self.after)
-
 
 class RequestMemo:
     """Requests of sessions whose next is most often like the last: a step of decoding.
@@ -60,20 +55,27 @@ class RequestMemo:
     """
 
     def __init__(self) -> None:
-        self._known: dict[SessionId, Repeated] = {}
+        self._known: dict[SessionId, _Repeated] = {}
 
-    def find(self, address: str, header: ChunkHeader, num_bytes: int) -> Repeated | None:
-        """Give the session's last request where this one differs in its position alone."""
+    def repeat(
+        self, address: str, header: ChunkHeader, raw: Body
+    ) -> tuple[EncodingChooser, bytes, CompressionResult] | None:
+        """Write a request that differs from the session's last in its position alone.
+
+        Gives the link's chooser, the head, and the body as `pack_request` does; None where
+        it is another request.
+        """
         known = self._known.get(header.session)
         if (
             known is None
-            or known.num_bytes != num_bytes
-            or known.address != address
             or header.position is None
+            or known.num_bytes != len(raw)
+            or known.address != address
             or not known.header.repeats(header)
         ):
             return None
-        return known
+        head = b"%b%d%b" % (known.before, header.position, known.after)
+        return known.chooser, head, known.chooser.pass_raw(known.plan, raw)
 
     def keep(
         self,
@@ -91,7 +93,7 @@ class RequestMemo:
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         start, end = match.span(1)
-        self._known[header.session] = Repeated(
+        self._known[header.session] = _Repeated(
             address, header, num_bytes, chooser, plan, head[:start], head[end:]
         )
 
