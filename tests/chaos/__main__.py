@@ -71,6 +71,7 @@ def rates(
         list[str] | None, typer.Option(help=f"Of {', '.join(CASES)}; repeatable; else all.")
     ] = None,
     runs: Annotated[int, typer.Option(min=1, help="Of each case.")] = 100,
+    first: Annotated[int, typer.Option(min=0, help="Number of the first run.")] = 0,
     tokens: Annotated[int, typer.Option(min=4, help="Of each answer.")] = 32,
     at_once: Annotated[int, typer.Option(min=1, help="Sessions at a time; 1 for pauses.")] = 2,
 ) -> None:
@@ -78,7 +79,7 @@ def rates(
     wanted = case or list(CASES)
     if unknown := [name for name in wanted if name not in CASES]:
         raise typer.BadParameter(f"{unknown[0]}; expected one of {', '.join(CASES)}")
-    plan = RatesPlan(model_or_bundled(model), runs, tokens, at_once)
+    plan = RatesPlan(model_or_bundled(model), runs, tokens, at_once, first=first)
     results = {}
     for name in wanted:
         with (

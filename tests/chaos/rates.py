@@ -57,6 +57,7 @@ class RatesPlan:
         num_tokens: of each answer.
         at_once: sessions at a time; pauses are those of a reader where it is 1.
         seed: of the prompts, the nodes and the tokens at which they are killed.
+        first: number of the first run, which with the seed decides what happens in it.
     """
 
     model: Path
@@ -64,6 +65,7 @@ class RatesPlan:
     num_tokens: int = 32
     at_once: int = 2
     seed: int = 0
+    first: int = 0
 
 
 @dataclass
@@ -98,7 +100,7 @@ async def measure_rates(
         prompts = _prompts(plan.seed)
         undisturbed = [await _complete(mesh, plan, prompt) for prompt in prompts]
         before = await mesh.figures(mesh.url)
-        numbers = iter(range(plan.runs))
+        numbers = iter(range(plan.first, plan.first + plan.runs))
         done = 0
         async with asyncio.TaskGroup() as starting:
 
@@ -146,17 +148,23 @@ async def _killing(
     stage = random.randrange(_STAGES)
     token = random.randint(1, plan.num_tokens - 2)
     killed_at: list[float] = []
+    replaced = False
 
     async def kill() -> None:
+        nonlocal replaced
         await stream.reached(token)
         node = await mesh.pick(stage, busy=True)
         killed_at.append(asyncio.get_running_loop().time())
         await mesh.kill_node(node)
+        if not mesh.of_stage(stage):  # other sessions have killed the others meanwhile
+            replaced = True
+            starting.create_task(mesh.start_node(stage))
 
     task = asyncio.create_task(kill())
     yield killed_at
     await task
-    starting.create_task(mesh.start_node(stage))
+    if not replaced:  # now, so that its start takes no time from the pause
+        starting.create_task(mesh.start_node(stage))
 
 
 def _count(
