@@ -57,12 +57,13 @@ class Mesh:
         """Stream the answer, call `act` after five pieces; gives the whole text."""
         pieces = []
         acted = False
-        for chunk in self.ask(stream=True, **options):
-            if chunk.choices and chunk.choices[0].delta.content:
-                pieces.append(chunk.choices[0].delta.content)
-            if len(pieces) >= KILL_AFTER and not acted:
-                act()
-                acted = True
+        with self.ask(stream=True, **options) as stream:  # closed too where it breaks
+            for chunk in stream:
+                if chunk.choices and chunk.choices[0].delta.content:
+                    pieces.append(chunk.choices[0].delta.content)
+                if len(pieces) >= KILL_AFTER and not acted:
+                    act()
+                    acted = True
         assert acted
         return "".join(pieces)
 
