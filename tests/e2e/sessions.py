@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import openai
 
-from tests.e2e.commands import Running, meshnet_json, running
+from tests.e2e.commands import Running, running
 
 QUESTION = [{"role": "user", "content": "Name the planets of the solar system, one a line."}]
 LAYERS = {"first": "0:10", "middle": "10:20", "last": "20:30"}
@@ -28,6 +28,7 @@ class Mesh:
     gateway: Running
     facts: dict
     nodes: dict[str, Running] = field(default_factory=dict)
+    layers: dict[str, str] = field(default_factory=dict)
 
     def start(self, name: str, layers: str, *options: str) -> Running:
         node = self.stack.enter_context(
@@ -38,13 +39,24 @@ class Mesh:
             )
         )
         self.nodes[name] = node
+        self.layers[name] = layers
         return node
 
-    def on_route(self, hop: int) -> Running:
-        """Give the node that the next session will run through at this hop."""
-        control = self.facts["control"]
-        selected = meshnet_json("route", self.facts["models"][0], "--control", control)
-        return self.nodes[selected["routes"][0]["hops"][hop]["node"].removeprefix("nodes/")]
+    def join(self, name: str, layers: str, *options: str) -> Running:
+        """Start a node and wait until it serves."""
+        node = self.start(name, layers, *options)
+        node.ready = node.event("ready")
+        return node
+
+    def serving(self, hop: int) -> Running:
+        """Give the node that the only session runs through at this hop, now."""
+        layers = list(LAYERS.values())[hop]
+        (found,) = (
+            node
+            for name, node in self.nodes.items()
+            if self.layers[name] == layers and _holds_session(node)
+        )
+        return found
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.facts["http"] + "/v1", api_key="none", max_retries=0)
@@ -66,6 +78,23 @@ class Mesh:
                     acted = True
         assert acted
         return "".join(pieces)
+
+    def stream_hitting(self, hop: int, act: Callable[[Running], object]) -> tuple[str, Running]:
+        """Stream the answer, and call `act` on the node that serves it at a hop.
+
+        Gives the whole text, and that node.
+        """
+        hit: list[Running] = []
+
+        def act_on_it() -> None:
+            hit.append(self.serving(hop))
+            act(hit[0])
+
+        return self.stream_and(act_on_it), hit[0]
+
+
+def _holds_session(node: Running) -> bool:
+    return node.process.poll() is None and figures(node.ready["address"])["meshnet_sessions"] > 0
 
 
 def figures(address: str) -> dict[str, float]:

@@ -20,13 +20,12 @@ BYTES_A_TOKEN = 10 * 2 * 3 * 64 * 4
 """10 layers, keys and values of 3 heads of 64, float32."""
 
 
-def ready(node: Running) -> Running:
-    node.ready = node.event("ready")
-    return node
-
-
 def node_figures(node: Running) -> dict[str, float]:
     return figures(node.ready["address"])
+
+
+def terminate(node: Running) -> None:
+    node.process.send_signal(signal.SIGTERM)
 
 
 def gateway_figures(made: Mesh) -> dict[str, float]:
@@ -47,14 +46,17 @@ def test_sigterm_moves_a_session_with_its_cache(smollm2):
         prompt = tokens - (MAX_TOKENS - 1)
         serving = dict(made.nodes)
         for moved, (stage, layers) in enumerate(LAYERS.items(), start=1):
-            pair = [serving[stage], ready(made.start(f"{stage}-2", layers))]
-            old = made.on_route(list(LAYERS).index(stage))
-            pair.remove(old)
-            (new,) = pair
+            pair = [serving[stage], made.join(f"{stage}-2", layers)]
             healthy = serving["last" if stage == "first" else "first"]
-            before, healthy_before = node_figures(new), node_figures(healthy)
-            text = made.stream_and(lambda old=old: old.process.send_signal(signal.SIGTERM))
+            befores = list(map(node_figures, pair))
+            healthy_before = node_figures(healthy)
+            text, old = made.stream_hitting(list(LAYERS).index(stage), terminate)
             assert text == undisturbed
+            ((new, before),) = (
+                (node, figures)
+                for node, figures in zip(pair, befores, strict=True)
+                if node is not old
+            )
             assert old.process.wait(60) == 0
             serving[stage] = new
             more = {name: value - before[name] for name, value in node_figures(new).items()}
@@ -77,17 +79,20 @@ def test_sigterm_moves_a_session_with_its_cache(smollm2):
 @pytest.mark.timeout(600)
 def test_nodes_drain_moves_sessions_and_ends_drained(smollm2):
     with mesh(smollm2) as made:
-        ready(made.start("spare", LAYERS["middle"]))
+        made.join("spare", LAYERS["middle"])
         control = ("--control", made.facts["control"])
         undisturbed = made.ask().choices[0].message.content
-        old = made.on_route(1)
-        name = next(name for name, node in made.nodes.items() if node is old)
 
-        def drain() -> None:
-            done = meshnet("nodes", "drain", name, "--reason", "new disk", *control)
+        def name_of(node: Running) -> str:
+            return next(name for name, other in made.nodes.items() if other is node)
+
+        def drain(node: Running) -> None:
+            done = meshnet("nodes", "drain", name_of(node), "--reason", "new disk", *control)
             assert done.returncode == 0, done.stderr
 
-        assert made.stream_and(drain) == undisturbed
+        text, old = made.stream_hitting(1, drain)
+        assert text == undisturbed
+        name = name_of(old)
         assert node_figures(old)["meshnet_caches_sent_total"] == 1
         assert node_figures(old)["meshnet_sessions"] == 0
 
@@ -176,14 +181,14 @@ def restarted(made: Mesh, load: Load, *options: str, spare: bool) -> int:
         seen = len(load.texts)
         eventually(lambda old=old: node_figures(old)["meshnet_sessions"] > 0, 120)
         if spare:
-            ready(made.start(f"{name}-2", layers))
+            made.join(f"{name}-2", layers)
         old.process.send_signal(signal.SIGTERM)
         assert old.process.wait(120) == 0
         old.end()  # all that it logged is there then
         num_cut += any("are cut off" in line for line in old.errors)
         without_tracebacks(made)
         if not spare:
-            ready(made.start(name, layers, *options))
+            made.join(name, layers, *options)
         eventually(lambda seen=seen: len(load.texts) > seen, 120)
     return num_cut
 

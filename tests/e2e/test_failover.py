@@ -19,17 +19,23 @@ def computed(node: Running) -> float:
     return figures(node.ready["address"])["meshnet_tokens_total"]
 
 
+def kill(node: Running) -> None:
+    node.process.kill()
+
+
+def stop(node: Running) -> None:
+    node.process.send_signal(signal.SIGSTOP)
+
+
 @pytest.mark.timeout(600)
 def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
     """Only its layers are computed again, from the journal of the node before it."""
     with mesh(smollm2) as made:
-        spare = made.start("spare", LAYERS["middle"])
-        spare.ready = spare.event("ready")
+        spare = made.join("spare", LAYERS["middle"])
         undisturbed = made.ask().choices[0].message.content
         before = {name: computed(node) for name, node in made.nodes.items()}
         session = before["first"]
-        killed = made.on_route(1)
-        disturbed = made.stream_and(killed.process.kill)
+        disturbed, killed = made.stream_hitting(1, kill)
         assert disturbed == undisturbed
         again = {
             name: computed(node) - before[name]
@@ -50,11 +56,10 @@ def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
 def test_without_a_journal_the_whole_route_computes_the_session_again(smollm2):
     off = dict.fromkeys(LAYERS, ("--journal-bytes", "0"))
     with mesh(smollm2, node_options=off) as made:
-        spare = made.start("spare", LAYERS["middle"])
-        spare.ready = spare.event("ready")
+        made.join("spare", LAYERS["middle"])
         undisturbed = made.ask().choices[0].message.content
         session = computed(made.nodes["first"])
-        assert made.stream_and(made.on_route(1).process.kill) == undisturbed
+        assert made.stream_hitting(1, kill)[0] == undisturbed
         assert computed(made.nodes["first"]) > 2 * session + 1
         with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
             assert 'meshnet_recoveries_total{way="replay"} 1.0' in answer.read().decode()
@@ -64,9 +69,9 @@ def test_without_a_journal_the_whole_route_computes_the_session_again(smollm2):
 @pytest.mark.timeout(600)
 def test_an_exact_recovery_gives_the_same_text_in_bfloat16(smollm2):
     with mesh(smollm2, "--recovery", "exact", dtype="bfloat16") as made:
-        made.start("spare", LAYERS["last"]).event("ready")
+        made.join("spare", LAYERS["last"])
         undisturbed = made.ask().choices[0].message.content
-        assert made.stream_and(made.on_route(2).process.kill) == undisturbed
+        assert made.stream_hitting(2, kill)[0] == undisturbed
 
 
 @pytest.mark.timeout(600)
@@ -96,10 +101,10 @@ def test_a_node_that_starts_again_takes_its_session_up(smollm2):
 @pytest.mark.timeout(600)
 def test_a_node_that_hangs_is_left_when_its_lease_ends(smollm2):
     with mesh(smollm2) as made:
-        made.start("spare", LAYERS["first"]).event("ready")
+        made.join("spare", LAYERS["first"])
         undisturbed = made.ask().choices[0].message.content
-        first = made.on_route(0)
-        assert made.stream_and(lambda: first.process.send_signal(signal.SIGSTOP)) == undisturbed
+        text, first = made.stream_hitting(0, stop)
+        assert text == undisturbed
         first.process.send_signal(signal.SIGCONT)
         eventually(lambda: made.ask().choices[0].finish_reason)
 
@@ -110,12 +115,12 @@ def test_a_node_that_hangs_is_left_in_seconds_whatever_its_lease(smollm2, hop):
     """Found by asking it: its lease, and the timeouts of chunks, are far longer."""
     with mesh(smollm2, "--lease-ttl", "3000") as made:
         layers = list(LAYERS.values())[hop]
-        made.start("spare", layers).event("ready")
+        made.join("spare", layers)
         undisturbed = made.ask().choices[0].message.content
-        hung = made.on_route(hop)
-        name = next(name for name, node in made.nodes.items() if node is hung)
         began = time.monotonic()
-        assert made.stream_and(lambda: hung.process.send_signal(signal.SIGSTOP)) == undisturbed
+        text, hung = made.stream_hitting(hop, stop)
+        assert text == undisturbed
+        name = next(name for name, node in made.nodes.items() if node is hung)
         assert time.monotonic() - began < 110.0  # a hop's own timeout is 120 s
         hung.process.send_signal(signal.SIGCONT)
         named = [line for line in made.gateway.errors if "GET /healthz" in line]
