@@ -78,8 +78,12 @@ class Session:
         self.changed = threading.Condition(lock)
 
     def takes(self, header: ChunkHeader) -> bool:
-        """Tell whether a chunk may be computed now."""
-        if self.busy or self.closed:
+        """Tell whether a chunk may be computed now.
+
+        What is sent again after a change of route may lie within the cache, all of it: only
+        the first of it may cut the cache back, so that the rest waits for that.
+        """
+        if self.busy or self.closed or (header.epoch > self.epoch and header.chunk_index > 0):
             return False
         return header.position is None or header.position <= self.cache.length
 
@@ -443,11 +447,7 @@ class SessionTable:
                     until = time.monotonic() + self._limits.reorder_wait_s
                 remaining = until - time.monotonic()
                 if remaining <= 0:
-                    raise PositionError(
-                        f"X-Meshnet-Position: {header.position} is past the end of session"
-                        f" {session.id}; expected at most {session.cache.length}",
-                        expected=session.cache.length,
-                    )
+                    raise _early(session, header)
                 session.changed.wait(remaining)
             caller.check()
 
@@ -464,6 +464,22 @@ class SessionTable:
             )
         session.reserved_tokens = tokens
         self._reserved_tokens += more
+
+
+def _early(session: Session, header: ChunkHeader) -> PositionError:
+    """Give the error of a chunk whose predecessor never came."""
+    length = session.cache.length
+    if header.epoch > session.epoch and header.chunk_index > 0:
+        return PositionError(
+            f"X-Meshnet-Epoch: {header.epoch}; chunk {header.chunk_index} of it came to session"
+            f" {session.id} without its chunk 0",
+            expected=length,
+        )
+    return PositionError(
+        f"X-Meshnet-Position: {header.position} is past the end of session"
+        f" {session.id}; expected at most {length}",
+        expected=length,
+    )
 
 
 def _released(session: Session) -> MeshError:

@@ -247,6 +247,29 @@ async def test_a_chunk_that_waits_for_one_that_fails_to_open_the_session_is_told
     assert caught.value.reason == "SESSION_RELEASED"
 
 
+async def test_what_is_sent_again_on_a_new_route_waits_for_the_first_of_it():
+    """All of it lies within the cache, and the last to be computed must not be the first."""
+    sessions, session = table(reorder_wait_s=30.0), new_session()
+    for position in (0, 4, 8):
+        await take(sessions, chunk(session, position))
+    later = asyncio.create_task(
+        take(sessions, chunk(session, 8, epoch=1, chunk_index=1, chunk_total=2))
+    )
+    await until_waiting(sessions, session)
+    assert await take(sessions, chunk(session, 4, epoch=1, chunk_total=2)) == 4
+    assert await asyncio.wait_for(later, 5.0) == 8
+    assert await take(sessions, chunk(session, None, epoch=1)) == 12
+
+
+async def test_a_later_chunk_of_a_new_route_whose_first_never_comes_is_refused():
+    sessions, session = table(), new_session()
+    for position in (0, 4):
+        await take(sessions, chunk(session, position))
+    with pytest.raises(PositionError, match="without its chunk 0"):
+        await take(sessions, chunk(session, 4, epoch=1, chunk_index=1, chunk_total=2))
+    assert await take(sessions, chunk(session, None)) == 8
+
+
 async def test_a_chunk_of_an_older_epoch_is_refused_and_changes_nothing():
     sessions, session = table(), new_session()
     await take(sessions, chunk(session, 0))
