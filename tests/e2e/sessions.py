@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import openai
 
-from tests.e2e.commands import Running, running
+from tests.e2e.commands import Running, eventually, running
 
 QUESTION = [{"role": "user", "content": "Name the planets of the solar system, one a line."}]
 LAYERS = {"first": "0:10", "middle": "10:20", "last": "20:30"}
@@ -51,12 +51,15 @@ class Mesh:
     def serving(self, hop: int) -> Running:
         """Give the node that the only session runs through at this hop, now."""
         layers = list(LAYERS.values())[hop]
-        (found,) = (
-            node
-            for name, node in self.nodes.items()
-            if self.layers[name] == layers and _holds_session(node)
-        )
-        return found
+        candidates = [node for name, node in self.nodes.items() if self.layers[name] == layers]
+        found: list[Running] = []
+
+        def only_one_holds_it() -> bool:  # the session before may be about to be freed
+            found[:] = filter(_holds_session, candidates)
+            return len(found) == 1
+
+        eventually(only_one_holds_it)
+        return found[0]
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.facts["http"] + "/v1", api_key="none", max_retries=0)
