@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import openai
 
-from tests.e2e.commands import Running, eventually, running
+from tests.e2e.commands import Running, running
 
 QUESTION = [{"role": "user", "content": "Name the planets of the solar system, one a line."}]
 LAYERS = {"first": "0:10", "middle": "10:20", "last": "20:30"}
@@ -28,7 +29,6 @@ class Mesh:
     gateway: Running
     facts: dict
     nodes: dict[str, Running] = field(default_factory=dict)
-    layers: dict[str, str] = field(default_factory=dict)
 
     def start(self, name: str, layers: str, *options: str) -> Running:
         node = self.stack.enter_context(
@@ -39,7 +39,6 @@ class Mesh:
             )
         )
         self.nodes[name] = node
-        self.layers[name] = layers
         return node
 
     def join(self, name: str, layers: str, *options: str) -> Running:
@@ -48,18 +47,26 @@ class Mesh:
         node.ready = node.event("ready")
         return node
 
-    def serving(self, hop: int) -> Running:
-        """Give the node that the only session runs through at this hop, now."""
-        layers = list(LAYERS.values())[hop]
-        candidates = [node for name, node in self.nodes.items() if self.layers[name] == layers]
-        found: list[Running] = []
+    def join_aside(self, name: str, layers: str) -> Running:
+        """The same; no route leads over it, until `admit`."""
+        node = self.join(name, layers)
+        self._cordon(name, cordoned=True)
+        return node
 
-        def only_one_holds_it() -> bool:  # the session before may be about to be freed
-            found[:] = filter(_holds_session, candidates)
-            return len(found) == 1
+    def admit(self, name: str) -> None:
+        """Let routes lead over a node that was kept aside."""
+        self._cordon(name, cordoned=False)
 
-        eventually(only_one_holds_it)
-        return found[0]
+    def _cordon(self, name: str, *, cordoned: bool) -> None:
+        # Not by the CLI, whose start takes as long as some tokens.
+        request = urllib.request.Request(
+            f"{self.facts['control_http']}/v1/nodes/{name}?updateMask=cordoned",
+            json.dumps({"cordoned": cordoned}).encode(),
+            {"Content-Type": "application/json"},
+            method="PATCH",
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.status == 200
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.facts["http"] + "/v1", api_key="none", max_retries=0)
@@ -81,23 +88,6 @@ class Mesh:
                     acted = True
         assert acted
         return "".join(pieces)
-
-    def stream_hitting(self, hop: int, act: Callable[[Running], object]) -> tuple[str, Running]:
-        """Stream the answer, and call `act` on the node that serves it at a hop.
-
-        Gives the whole text, and that node.
-        """
-        hit: list[Running] = []
-
-        def act_on_it() -> None:
-            hit.append(self.serving(hop))
-            act(hit[0])
-
-        return self.stream_and(act_on_it), hit[0]
-
-
-def _holds_session(node: Running) -> bool:
-    return node.process.poll() is None and figures(node.ready["address"])["meshnet_sessions"] > 0
 
 
 def figures(address: str) -> dict[str, float]:

@@ -24,10 +24,6 @@ def node_figures(node: Running) -> dict[str, float]:
     return figures(node.ready["address"])
 
 
-def terminate(node: Running) -> None:
-    node.process.send_signal(signal.SIGTERM)
-
-
 def gateway_figures(made: Mesh) -> dict[str, float]:
     return figures(made.facts["http"].removeprefix("http://"))
 
@@ -46,17 +42,15 @@ def test_sigterm_moves_a_session_with_its_cache(smollm2):
         prompt = tokens - (MAX_TOKENS - 1)
         serving = dict(made.nodes)
         for moved, (stage, layers) in enumerate(LAYERS.items(), start=1):
-            pair = [serving[stage], made.join(f"{stage}-2", layers)]
+            old, new = serving[stage], made.join_aside(f"{stage}-2", layers)
             healthy = serving["last" if stage == "first" else "first"]
-            befores = list(map(node_figures, pair))
-            healthy_before = node_figures(healthy)
-            text, old = made.stream_hitting(list(LAYERS).index(stage), terminate)
-            assert text == undisturbed
-            ((new, before),) = (
-                (node, figures)
-                for node, figures in zip(pair, befores, strict=True)
-                if node is not old
-            )
+            before, healthy_before = node_figures(new), node_figures(healthy)
+
+            def replace(old: Running = old, stage: str = stage) -> None:
+                made.admit(f"{stage}-2")
+                old.process.send_signal(signal.SIGTERM)
+
+            assert made.stream_and(replace) == undisturbed
             assert old.process.wait(60) == 0
             serving[stage] = new
             more = {name: value - before[name] for name, value in node_figures(new).items()}
@@ -79,20 +73,18 @@ def test_sigterm_moves_a_session_with_its_cache(smollm2):
 @pytest.mark.timeout(600)
 def test_nodes_drain_moves_sessions_and_ends_drained(smollm2):
     with mesh(smollm2) as made:
-        made.join("spare", LAYERS["middle"])
+        made.join_aside("spare", LAYERS["middle"])
         control = ("--control", made.facts["control"])
         undisturbed = made.ask().choices[0].message.content
 
-        def name_of(node: Running) -> str:
-            return next(name for name, other in made.nodes.items() if other is node)
+        name, old = "middle", made.nodes["middle"]
 
-        def drain(node: Running) -> None:
-            done = meshnet("nodes", "drain", name_of(node), "--reason", "new disk", *control)
+        def drain() -> None:
+            made.admit("spare")
+            done = meshnet("nodes", "drain", name, "--reason", "new disk", *control)
             assert done.returncode == 0, done.stderr
 
-        text, old = made.stream_hitting(1, drain)
-        assert text == undisturbed
-        name = name_of(old)
+        assert made.stream_and(drain) == undisturbed
         assert node_figures(old)["meshnet_caches_sent_total"] == 1
         assert node_figures(old)["meshnet_sessions"] == 0
 

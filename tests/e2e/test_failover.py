@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.e2e.commands import Running, eventually
-from tests.e2e.sessions import LAYERS, figures, mesh
+from tests.e2e.sessions import LAYERS, Mesh, figures, mesh
 
 
 def computed(node: Running) -> float:
@@ -19,31 +19,33 @@ def computed(node: Running) -> float:
     return figures(node.ready["address"])["meshnet_tokens_total"]
 
 
-def kill(node: Running) -> None:
-    node.process.kill()
+def replace_killed(made: Mesh, name: str) -> None:
+    """Kill a node on the route; the spare one may take its place."""
+    made.admit("spare")
+    made.nodes[name].process.kill()
 
 
-def stop(node: Running) -> None:
-    node.process.send_signal(signal.SIGSTOP)
+def replace_stopped(made: Mesh, name: str) -> None:
+    made.admit("spare")
+    made.nodes[name].process.send_signal(signal.SIGSTOP)
 
 
 @pytest.mark.timeout(600)
 def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
     """Only its layers are computed again, from the journal of the node before it."""
     with mesh(smollm2) as made:
-        spare = made.join("spare", LAYERS["middle"])
+        made.join_aside("spare", LAYERS["middle"])
         undisturbed = made.ask().choices[0].message.content
         before = {name: computed(node) for name, node in made.nodes.items()}
         session = before["first"]
-        disturbed, killed = made.stream_hitting(1, kill)
+        disturbed = made.stream_and(lambda: replace_killed(made, "middle"))
         assert disturbed == undisturbed
         again = {
             name: computed(node) - before[name]
             for name, node in made.nodes.items()
-            if node is not killed
+            if name != "middle"
         }
-        replacement = again.pop("middle" if killed is spare else "spare")
-        assert replacement == session
+        assert again.pop("spare") == session
         assert all(session <= tokens <= session + 1 for tokens in again.values())
         with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
             lines = answer.read().decode().splitlines()
@@ -56,10 +58,10 @@ def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
 def test_without_a_journal_the_whole_route_computes_the_session_again(smollm2):
     off = dict.fromkeys(LAYERS, ("--journal-bytes", "0"))
     with mesh(smollm2, node_options=off) as made:
-        made.join("spare", LAYERS["middle"])
+        made.join_aside("spare", LAYERS["middle"])
         undisturbed = made.ask().choices[0].message.content
         session = computed(made.nodes["first"])
-        assert made.stream_hitting(1, kill)[0] == undisturbed
+        assert made.stream_and(lambda: replace_killed(made, "middle")) == undisturbed
         assert computed(made.nodes["first"]) > 2 * session + 1
         with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
             assert 'meshnet_recoveries_total{way="replay"} 1.0' in answer.read().decode()
@@ -69,9 +71,9 @@ def test_without_a_journal_the_whole_route_computes_the_session_again(smollm2):
 @pytest.mark.timeout(600)
 def test_an_exact_recovery_gives_the_same_text_in_bfloat16(smollm2):
     with mesh(smollm2, "--recovery", "exact", dtype="bfloat16") as made:
-        made.join("spare", LAYERS["last"])
+        made.join_aside("spare", LAYERS["last"])
         undisturbed = made.ask().choices[0].message.content
-        assert made.stream_hitting(2, kill)[0] == undisturbed
+        assert made.stream_and(lambda: replace_killed(made, "last")) == undisturbed
 
 
 @pytest.mark.timeout(600)
@@ -101,10 +103,10 @@ def test_a_node_that_starts_again_takes_its_session_up(smollm2):
 @pytest.mark.timeout(600)
 def test_a_node_that_hangs_is_left_when_its_lease_ends(smollm2):
     with mesh(smollm2) as made:
-        made.join("spare", LAYERS["first"])
+        made.join_aside("spare", LAYERS["first"])
         undisturbed = made.ask().choices[0].message.content
-        text, first = made.stream_hitting(0, stop)
-        assert text == undisturbed
+        first = made.nodes["first"]
+        assert made.stream_and(lambda: replace_stopped(made, "first")) == undisturbed
         first.process.send_signal(signal.SIGCONT)
         eventually(lambda: made.ask().choices[0].finish_reason)
 
@@ -115,12 +117,12 @@ def test_a_node_that_hangs_is_left_in_seconds_whatever_its_lease(smollm2, hop):
     """Found by asking it: its lease, and the timeouts of chunks, are far longer."""
     with mesh(smollm2, "--lease-ttl", "3000") as made:
         layers = list(LAYERS.values())[hop]
-        made.join("spare", layers)
+        made.join_aside("spare", layers)
         undisturbed = made.ask().choices[0].message.content
+        name = list(LAYERS)[hop]
+        hung = made.nodes[name]
         began = time.monotonic()
-        text, hung = made.stream_hitting(hop, stop)
-        assert text == undisturbed
-        name = next(name for name, node in made.nodes.items() if node is hung)
+        assert made.stream_and(lambda: replace_stopped(made, name)) == undisturbed
         assert time.monotonic() - began < 110.0  # a hop's own timeout is 120 s
         hung.process.send_signal(signal.SIGCONT)
         named = [line for line in made.gateway.errors if "GET /healthz" in line]
