@@ -69,7 +69,9 @@ class Mesh:
             assert answer.status == 200
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.facts["http"] + "/v1", api_key="none", max_retries=0)
+        """Make a client with connections of its own, which are closed with the mesh."""
+        url = self.facts["http"] + "/v1"
+        return self.stack.enter_context(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
 
     def ask(self, **options):
         asked = {"messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 0, **options}
