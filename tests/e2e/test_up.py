@@ -24,8 +24,10 @@ def up(smollm2) -> Iterator[tuple[Running, dict]]:
 
 
 @pytest.fixture(scope="module")
-def client(up) -> openai.OpenAI:
-    return openai.OpenAI(base_url=up[1]["http"] + "/v1", api_key="none", max_retries=0)
+def client(up) -> Iterator[openai.OpenAI]:
+    url = up[1]["http"] + "/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_a_chat_completion(client):
