@@ -17,7 +17,7 @@ from meshnet.errors import MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.late import LateAnswers
-from meshnet.plane.tls import TlsFiles, client_context
+from meshnet.tls import TlsFiles, client_context
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.metrics import render_metrics

@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshnet.plane.tls import (
-    TLS_CA,
-    TLS_CERT,
-    TLS_KEY,
-    TlsFiles,
-    client_context,
-    server_context,
-)
+from meshnet.tls import TLS_CA, TLS_CERT, TLS_KEY, TlsFiles, client_context, server_context
 
 __all__ = ["TlsCa", "TlsCert", "TlsKey", "tls_files"]
 

@@ -30,7 +30,7 @@ from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
 from meshnet.plane.late import LateAnswers
 from meshnet.plane.server import PlaneServer
-from meshnet.plane.tls import TlsFiles, client_context, server_context
+from meshnet.tls import TlsFiles, client_context, server_context
 from meshnet.topology import NodeId
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.journals import JournalLimits, Journals

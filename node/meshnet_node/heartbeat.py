@@ -14,7 +14,7 @@ from meshnet import __version__
 from meshnet.codec import ENCODINGS
 from meshnet.control.client import ControlClient
 from meshnet.errors import LeaseExpiredError, MeshError
-from meshnet.plane.tls import TlsFiles, client_context
+from meshnet.tls import TlsFiles, client_context
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
 from meshnet.v1 import types_pb2

@@ -18,7 +18,7 @@ from meshnet.cli.bench.report import Advance, Report, Run, Table, format_ratio, 
 from meshnet.cli.bench.stacks import Transport, time_round_trips
 from meshnet.cli.bench.wire_cases import shape_of
 from meshnet.cli.processes import Children
-from meshnet.plane.tls import TlsFiles, client_context
+from meshnet.tls import TlsFiles, client_context
 from tests.plane.certificates import make_authority
 
 SIZES: Final = (1152, 32 * 1024, 4 << 20)

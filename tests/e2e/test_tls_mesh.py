@@ -14,7 +14,7 @@ import pytest
 from meshnet.compression import CompressionPolicies
 from meshnet.control.app import ControlServer, ControlSettings
 from meshnet.control.client import ControlClient
-from meshnet.plane.tls import TlsFiles
+from meshnet.tls import TlsFiles
 from meshnet.topology import LayerRange, NodeId
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText

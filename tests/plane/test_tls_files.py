@@ -9,7 +9,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from meshnet.errors import ConfigError
-from meshnet.plane.tls import TlsFiles, client_context, explain, server_context
+from meshnet.plane.tls import explain
+from meshnet.tls import TlsFiles, client_context, server_context
 from tests.plane.certificates import Authority, make_authority
 
 

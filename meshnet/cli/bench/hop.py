@@ -24,8 +24,8 @@ from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.grammar import Phase, Want
 from meshnet.plane.client import PlaneClient
-from meshnet.plane.tls import TLS_CA, TlsFiles, client_context
 from meshnet.timing import parse_timings
+from meshnet.tls import TLS_CA, TlsFiles, client_context
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import ChunkHeader
 

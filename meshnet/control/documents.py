@@ -1,0 +1,109 @@
+"""Small records that outlive a process and that replicas share: tokens, keys, references.
+
+They are few, and read whole; the registry of nodes is not kept here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple, Protocol
+
+from meshnet.errors import Code, MeshError
+
+__all__ = ["MAX_DOCUMENT_BYTES", "Document", "Documents", "MemoryDocuments"]
+
+MAX_DOCUMENT_BYTES = 1 << 20
+
+
+class Document(NamedTuple):
+    """One record.
+
+    Attributes:
+        key: unique in its kind.
+        value: at most `MAX_DOCUMENT_BYTES`.
+        revision: grows with each change of any record; above 0.
+    """
+
+    key: str
+    value: bytes
+    revision: int
+
+
+class Documents(Protocol):
+    """Where records are kept; where that is away, methods raise MeshError UNAVAILABLE."""
+
+    async def open(self) -> None:
+        """Open the store, once, before all else."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything."""
+        ...
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        """Give one record, as last written by anyone."""
+        ...
+
+    async def list(self, kind: str) -> list[Document]:
+        """Give all records of a kind, in order of key."""
+        ...
+
+    async def put(self, kind: str, key: str, value: bytes, *, expected: int | None = None) -> int:
+        """Write a record; gives its new revision.
+
+        Args:
+            kind: as ``join-tokens``.
+            key: of the record.
+            value: of the record.
+            expected: only if this is its revision; 0 if there is to be none yet; None
+                in any case.
+
+        Raises:
+            MeshError: ABORTED (reason CONFLICT), it is not as expected.
+        """
+        ...
+
+    async def delete(self, kind: str, key: str) -> bool:
+        """Delete a record; tells whether there was one."""
+        ...
+
+
+class MemoryDocuments:
+    """Records that end with the process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], Document] = {}
+        self._revisions = itertools.count(1)
+
+    async def open(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        """Give one record."""
+        return self._kept.get((kind, key))
+
+    async def list(self, kind: str) -> list[Document]:
+        """Give all records of a kind, in order of key."""
+        return [self._kept[found] for found in sorted(self._kept) if found[0] == kind]
+
+    async def put(self, kind: str, key: str, value: bytes, *, expected: int | None = None) -> int:
+        """Write a record; gives its new revision.
+
+        Raises:
+            MeshError: ABORTED, it is not as expected.
+        """
+        had = self._kept.get((kind, key))
+        if expected is not None and expected != (0 if had is None else had.revision):
+            raise MeshError(
+                Code.ABORTED, f"{kind} {key!r} was changed meanwhile", reason="CONFLICT"
+            )
+        revision = next(self._revisions)
+        self._kept[kind, key] = Document(key, value, revision)
+        return revision
+
+    async def delete(self, kind: str, key: str) -> bool:
+        """Delete a record; tells whether there was one."""
+        return self._kept.pop((kind, key), None) is not None
