@@ -1,20 +1,27 @@
-"""Where a registry is kept, as operators write it."""
+"""Where a registry and its documents are kept, as operators write it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
+from meshnet.control.documents import Documents, MemoryDocuments
+from meshnet.control.etcd.documents import EtcdDocuments
 from meshnet.control.etcd.store import EtcdStore
 from meshnet.control.registry import Store
+from meshnet.control.sqlite_documents import SqliteDocuments
 from meshnet.control.sqlite_journal import SqliteJournal
 from meshnet.control.store import MemoryStore
 from meshnet.errors import ConfigError
 from meshnet.listen import host_port
 
-__all__ = ["make_store"]
+__all__ = ["make_documents", "make_store"]
+
+_SQLITE: Final = "sqlite:"
+_ETCD: Final = "etcd://"
 
 
 def make_store(text: str, clock: Callable[[], float], forget_after_s: float) -> Store:
@@ -30,13 +37,51 @@ def make_store(text: str, clock: Callable[[], float], forget_after_s: float) -> 
     """
     if text == "memory":
         return MemoryStore(clock, time.time, forget_after_s=forget_after_s)
-    if text.startswith("sqlite:") and len(text) > len("sqlite:"):
-        journal = SqliteJournal(Path(text.removeprefix("sqlite:")).expanduser())
-        return MemoryStore(clock, time.time, forget_after_s=forget_after_s, journal=journal)
-    if text.startswith("etcd://"):
-        addresses = [_address(part, text) for part in text.removeprefix("etcd://").split(",")]
-        return EtcdStore(addresses, time.time, forget_after_s=forget_after_s)
-    raise _unreadable(text)
+    if path := _sqlite_path(text):
+        return MemoryStore(
+            clock, time.time, forget_after_s=forget_after_s, journal=SqliteJournal(path)
+        )
+    return EtcdStore(_etcd_addresses(text), time.time, forget_after_s=forget_after_s)
+
+
+def make_documents(text: str) -> Documents:
+    """Make the documents beside the registry that `text` names; they are not opened yet.
+
+    Documents of ``sqlite:PATH`` are in a file of their own, ``PATH-documents``: a control
+    plane holds the registry's file alone, while documents are for other processes too.
+
+    Args:
+        text: as of `make_store`.
+
+    Raises:
+        ConfigError: `text` is no store.
+    """
+    if text == "memory":
+        return MemoryDocuments()
+    if path := _sqlite_path(text):
+        return SqliteDocuments(path.with_name(f"{path.name}-documents"))
+    return EtcdDocuments(_etcd_addresses(text))
+
+
+def _sqlite_path(text: str) -> Path | None:
+    """Read ``sqlite:PATH``; None for another store."""
+    if not text.startswith(_SQLITE) or text == _SQLITE:
+        return None
+    path = Path(text.removeprefix(_SQLITE)).expanduser()
+    if not path.name:
+        raise _unreadable(text)
+    return path
+
+
+def _etcd_addresses(text: str) -> list[str]:
+    """Read ``etcd://HOST:PORT[,HOST:PORT...]``; gives each ``host:port``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not text.startswith(_ETCD):
+        raise _unreadable(text)
+    return [_address(part, text) for part in text.removeprefix(_ETCD).split(",")]
 
 
 def _address(part: str, text: str) -> str:
