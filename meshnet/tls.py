@@ -5,11 +5,19 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, overload
 
 from meshnet.errors import ConfigError
 
-__all__ = ["TLS_CA", "TLS_CERT", "TLS_KEY", "TlsFiles", "client_context", "server_context"]
+__all__ = [
+    "TLS_CA",
+    "TLS_CERT",
+    "TLS_KEY",
+    "TlsFiles",
+    "client_context",
+    "read_pem",
+    "server_context",
+]
 
 TLS_CERT: Final = "--tls-cert"
 TLS_KEY: Final = "--tls-key"
@@ -36,6 +44,10 @@ class TlsFiles:
     ca: Path | None = None
 
 
+@overload
+def server_context(files: TlsFiles) -> ssl.SSLContext: ...
+@overload
+def server_context(files: TlsFiles | None) -> ssl.SSLContext | None: ...
 def server_context(files: TlsFiles | None) -> ssl.SSLContext | None:
     """Read the files for a server; none give no context.
 
@@ -52,6 +64,10 @@ def server_context(files: TlsFiles | None) -> ssl.SSLContext | None:
     return context
 
 
+@overload
+def client_context(files: TlsFiles) -> ssl.SSLContext: ...
+@overload
+def client_context(files: TlsFiles | None) -> ssl.SSLContext | None: ...
 def client_context(files: TlsFiles | None) -> ssl.SSLContext | None:
     """Read the files for a client, which presents its certificate; none give no context.
 
@@ -68,6 +84,15 @@ def client_context(files: TlsFiles | None) -> ssl.SSLContext | None:
     if files.certificate is not None or files.key is not None:
         _load_own(context, files)
     return context
+
+
+def read_pem(path: Path | None, flag: str) -> bytes:
+    """Read a file as `TlsFiles` has them; empty where there is none.
+
+    Raises:
+        ConfigError: it is unreadable or no PEM file, naming flag and file.
+    """
+    return b"" if path is None else _read(path, flag).encode("ascii")
 
 
 def _load_ca(context: ssl.SSLContext, path: Path, flag: str) -> None:

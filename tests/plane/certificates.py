@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +47,15 @@ class Authority:
         return context
 
 
-def make_authority(directory: Path) -> Authority:
-    """Write a new authority and certificate."""
+def make_authority(directory: Path, *, uris: Sequence[str] = ()) -> Authority:
+    """Write a new authority and certificate, with `uris` as further names."""
     directory.mkdir(parents=True, exist_ok=True)
     authority_key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "throwaway authority")])
     authority = _sign(name, name, authority_key, authority_key, is_authority=True)
     key = ec.generate_private_key(ec.SECP256R1())
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
-    certificate = _sign(own, name, key, authority_key, is_authority=False)
+    certificate = _sign(own, name, key, authority_key, is_authority=False, uris=uris)
     made = Authority(directory / "ca.pem", directory / "node.pem", directory / "node.key")
     made.ca.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     made.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -75,9 +76,11 @@ def _sign(
     issuer_key: ec.EllipticCurvePrivateKey,
     *,
     is_authority: bool,
+    uris: Sequence[str] = (),
 ) -> x509.Certificate:
     now = dt.datetime.now(dt.UTC)
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    names = [address, *map(x509.UniformResourceIdentifier, uris)]
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
     return (
@@ -91,6 +94,6 @@ def _sign(
         .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
         .add_extension(identifier, critical=False)
         .add_extension(of_issuer, critical=False)
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(issuer_key, hashes.SHA256())
     )
