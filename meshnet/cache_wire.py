@@ -24,6 +24,7 @@ from meshnet.fields import (
 from meshnet.grammar import (
     format_route,
     parse_count,
+    parse_grant,
     parse_positive,
     parse_route,
     parse_wire_layers,
@@ -58,6 +59,7 @@ class CacheHeader:
         digest: of the model's files, so that no other model's cache is taken; None is not checked.
         epoch: of the session's route, see `meshnet.wire.ChunkHeader`.
         owner: with whom the session ends, see `meshnet.operations.Reservation`.
+        grant: see `meshnet.wire.ChunkHeader`.
     """
 
     session: SessionId
@@ -68,6 +70,7 @@ class CacheHeader:
     digest: str | None = None
     epoch: int = 0
     owner: OwnerId | None = None
+    grant: str | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -83,11 +86,13 @@ class MoveHeader:
         session: to move.
         route: the hops that take its layers over, at least one.
         position: tokens to move, from the first; None for all.
+        grant: for the hops.
     """
 
     session: SessionId
     route: Route
     position: int | None = None
+    grant: str | None = None
 
 
 def unpack_cache(session: SessionId, headers: Headers) -> CacheHeader:
@@ -116,6 +121,7 @@ def unpack_cache(session: SessionId, headers: Headers) -> CacheHeader:
         digest=optional(fields, "X-Meshnet-Digest", _parse_digest),
         epoch=optional(fields, "X-Meshnet-Epoch", parse_count) or 0,
         owner=optional(fields, "X-Meshnet-Owner", parse_owner),
+        grant=optional(fields, "X-Meshnet-Grant", parse_grant),
     )
     if header.num_bytes >= _IMPOSSIBLE_BYTES:
         raise WireError(
@@ -144,6 +150,8 @@ def pack_cache(header: CacheHeader) -> list[tuple[str, str]]:
         fields.append(("X-Meshnet-Epoch", str(header.epoch)))
     if header.owner is not None:
         fields.append(("X-Meshnet-Owner", header.owner))
+    if header.grant is not None:
+        fields.append(("X-Meshnet-Grant", header.grant))
     return fields
 
 
@@ -159,6 +167,7 @@ def unpack_move(session: SessionId, headers: Headers) -> MoveHeader:
         session=session,
         route=required(fields, "X-Meshnet-Route", parse_route),
         position=optional(fields, "X-Meshnet-Position", parse_positive),
+        grant=optional(fields, "X-Meshnet-Grant", parse_grant),
     )
 
 
@@ -170,6 +179,8 @@ def pack_move(header: MoveHeader) -> list[tuple[str, str]]:
     ]
     if header.position is not None:
         fields.append(("X-Meshnet-Position", str(header.position)))
+    if header.grant is not None:
+        fields.append(("X-Meshnet-Grant", header.grant))
     return fields
 
 

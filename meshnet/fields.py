@@ -162,6 +162,7 @@ _KNOWN: Final = {
         "X-Meshnet-Max-Tokens",
         "X-Meshnet-Epoch",
         "X-Meshnet-Journal",
+        "X-Meshnet-Grant",
         "X-Meshnet-Rebuild",
         "X-Meshnet-Owner",
         "X-Meshnet-Scope",

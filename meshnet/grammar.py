@@ -17,6 +17,7 @@ from meshnet.topology import Hop, LayerRange, Route, SessionId, parse_layers, pa
 
 __all__ = [
     "MAX_DIMENSIONS",
+    "MAX_GRANT_CHARS",
     "Phase",
     "Want",
     "format_route",
@@ -25,6 +26,7 @@ __all__ = [
     "parse_encoding",
     "parse_encodings",
     "parse_flag",
+    "parse_grant",
     "parse_phase",
     "parse_positive",
     "parse_route",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 MAX_DIMENSIONS: Final = 8
+MAX_GRANT_CHARS: Final = 8192
 _MAX_DIGITS: Final = 20
 _MAX_HOPS: Final = 64
 
@@ -52,6 +55,7 @@ _TRACEPARENT = re.compile(
     r"(?!ff)(?!00-.{52}-)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
     r"(-[!-~]{0,256})?"
 )
+_GRANT = re.compile(r"[A-Za-z0-9_.-]+")
 _WANT = re.compile(r"(?P<kind>hidden|logits|none)|top-(?P<top>[1-9][0-9]{0,4})")
 
 
@@ -144,6 +148,13 @@ def parse_flag(text: str) -> bool:
     if text != "1":
         raise ValueError("1, or no such field")
     return True
+
+
+def parse_grant(text: str) -> str:
+    """Read a route grant's text, whatever it says; `meshnet.grants` checks that."""
+    if len(text) > MAX_GRANT_CHARS or _GRANT.fullmatch(text) is None:
+        raise ValueError(f"1 to {MAX_GRANT_CHARS} of A-Z, a-z, 0-9, '-', '_' and '.'")
+    return text
 
 
 def parse_positive(text: str) -> int:

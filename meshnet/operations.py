@@ -20,6 +20,7 @@ from meshnet.fields import (
 from meshnet.grammar import (
     format_route,
     parse_count,
+    parse_grant,
     parse_positive,
     parse_route,
     parse_session,
@@ -67,6 +68,7 @@ class Reservation:
         route: the hops after this one.
         owner: who shows by POST /owners/{id} that it lives, and with whom the session ends;
             None for nobody.
+        grant: see `meshnet.wire.ChunkHeader`.
     """
 
     session: SessionId
@@ -74,6 +76,7 @@ class Reservation:
     layers: LayerRange | None = None
     route: Route = ()
     owner: OwnerId | None = None
+    grant: str | None = None
 
     def onward(self) -> Reservation:
         """Give what the next hop is asked; the route must have one."""
@@ -91,6 +94,7 @@ class Rebuild:
         mode: in which chunks.
         max_tokens: to reserve at the replacements; None reserves as it goes.
         epoch: of the chunks fed.
+        grant: for the replacements, and for the node asked where its session has another.
     """
 
     session: SessionId
@@ -99,6 +103,7 @@ class Rebuild:
     mode: RebuildMode = RebuildMode.FAST
     max_tokens: int | None = None
     epoch: int = 0
+    grant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,7 @@ def unpack_reservation(session: SessionId, headers: Headers) -> Reservation:
         layers=optional(fields, "X-Meshnet-Layers", parse_wire_layers),
         route=optional(fields, "X-Meshnet-Route", parse_route) or (),
         owner=optional(fields, "X-Meshnet-Owner", parse_owner),
+        grant=optional(fields, "X-Meshnet-Grant", parse_grant),
     )
 
 
@@ -140,7 +146,7 @@ def pack_reservation(asked: Reservation) -> list[tuple[str, str]]:
     ]
     if asked.owner is not None:
         fields.append(("X-Meshnet-Owner", asked.owner))
-    return fields
+    return fields + _granted(asked.grant)
 
 
 def unpack_rebuild(session: SessionId, headers: Headers) -> Rebuild:
@@ -158,6 +164,7 @@ def unpack_rebuild(session: SessionId, headers: Headers) -> Rebuild:
         mode=optional(fields, "X-Meshnet-Rebuild", _parse_mode) or RebuildMode.FAST,
         max_tokens=optional(fields, "X-Meshnet-Max-Tokens", parse_positive),
         epoch=optional(fields, "X-Meshnet-Epoch", parse_count) or 0,
+        grant=optional(fields, "X-Meshnet-Grant", parse_grant),
     )
 
 
@@ -173,7 +180,7 @@ def pack_rebuild(asked: Rebuild) -> list[tuple[str, str]]:
         fields.append(("X-Meshnet-Max-Tokens", str(asked.max_tokens)))
     if asked.epoch:
         fields.append(("X-Meshnet-Epoch", str(asked.epoch)))
-    return fields
+    return fields + _granted(asked.grant)
 
 
 def unpack_release(session: SessionId, headers: Headers) -> Release:
@@ -209,6 +216,10 @@ def _parse_scope(text: str) -> bool:
     if text not in ("node", "route"):
         raise ValueError("node or route")
     return text == "node"
+
+
+def _granted(grant: str | None) -> list[tuple[str, str]]:
+    return [] if grant is None else [("X-Meshnet-Grant", grant)]
 
 
 def _places(layers: LayerRange | None, route: Route) -> list[tuple[str, str]]:

@@ -38,6 +38,7 @@ from meshnet.grammar import (
     parse_encoding,
     parse_encodings,
     parse_flag,
+    parse_grant,
     parse_phase,
     parse_positive,
     parse_route,
@@ -103,6 +104,7 @@ class ChunkHeader(NamedTuple):
         epoch: how often the session's route has changed; lower ones are refused once a
             node has seen a higher.
         journal: keep the output of the last hop there as if it were sent on.
+        grant: of the control plane for the session; only until every hop has it.
     """
 
     shape: tuple[int, ...]
@@ -121,6 +123,7 @@ class ChunkHeader(NamedTuple):
     traceparent: str | None = None
     epoch: int = 0
     journal: bool = False
+    grant: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -236,6 +239,7 @@ def unpack_chunk(headers: Headers, limits: WireLimits = DEFAULT_LIMITS) -> Chunk
         traceparent=optional(fields, "traceparent", parse_traceparent),
         epoch=optional(fields, "X-Meshnet-Epoch", parse_count) or 0,
         journal=optional(fields, "X-Meshnet-Journal", parse_flag) or False,
+        grant=optional(fields, "X-Meshnet-Grant", parse_grant),
     )
 
 
@@ -271,6 +275,8 @@ def pack_chunk(header: ChunkHeader) -> list[tuple[str, str]]:
         fields.append(("X-Meshnet-Epoch", str(header.epoch)))
     if header.journal:
         fields.append(("X-Meshnet-Journal", "1"))
+    if header.grant is not None:
+        fields.append(("X-Meshnet-Grant", header.grant))
     return fields
 
 
