@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check format bench chaos setup clean help
+.PHONY: demo test check format bench chaos fuzz setup clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /	/'
@@ -44,5 +44,8 @@ bench: $(STAMP)  ## Benchmarks, as ratios measured side by side.
 chaos: $(STAMP)  ## 200 schedules of faults against a mesh of real processes.
 	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
+fuzz: $(STAMP)  ## Fuzz what reads bytes from others, five minutes over all of it.
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
 clean:  ## Remove the virtual environment and caches.
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .fuzz

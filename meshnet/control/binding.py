@@ -29,6 +29,8 @@ _TEXT_MESSAGES: Final = frozenset({"google.protobuf.Timestamp", "google.protobuf
 _WRAPPER = re.compile(r"google\.protobuf\.(Double|Float|U?Int32|U?Int64|Bool|String|Bytes)Value")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _IN_FIELD = re.compile(r"Failed to parse (\S+) field: ")
+_MASK_PATH = re.compile(r"\*|[a-z][a-z0-9]*([_.][a-z][a-z0-9]*)*")
+"""What ProtoJSON can write: a field name's parts begin with letters."""
 _MAX_SHOWN: Final = 200
 
 
@@ -221,7 +223,11 @@ def _set(holder: Message, field: FieldDescriptor, text: str, shown: str) -> None
     if inner is not None and inner.full_name == _FIELD_MASK:
         masks = getattr(holder, field.name)
         mask = masks.add() if field.is_repeated else masks
-        mask.paths.extend(_snake_case(path) for path in text.split(",") if path)
+        paths = [_snake_case(path) for path in text.split(",") if path]
+        for path in paths:
+            if _MASK_PATH.fullmatch(path) is None:
+                raise invalid(shown, f"{path[:_MAX_SHOWN]!r}: expected the path of a field")
+        mask.paths.extend(paths)
         mask.SetInParent()
         return
     scalar = field
