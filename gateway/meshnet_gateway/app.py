@@ -13,11 +13,11 @@ from aiohttp import web
 from meshnet.compression import CompressionPolicies
 from meshnet.control.app import ControlServer, ControlSettings
 from meshnet.control.client import ControlClient
+from meshnet.credentials import Credentials
 from meshnet.errors import MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.late import LateAnswers
-from meshnet.tls import TlsFiles, client_context
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.metrics import render_metrics
@@ -57,7 +57,7 @@ class GatewaySettings:
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
     region: str = ""
-    tls: TlsFiles | None = None
+    tls: Credentials | None = None
     grace_s: float = 30.0
 
 
@@ -86,14 +86,10 @@ class Gateway:
         self._control_server: ControlServer | None = None
         self._control: ControlClient | None = None
         # On a connection that was kept, a question could be lost where its chunk was.
-        self._asker = PlaneClient(
-            policies=policies, tls=client_context(settings.tls), max_idle_connections=0
-        )
+        self._asker = PlaneClient(policies=policies, tls=settings.tls, max_idle_connections=0)
         self._presence = Presence(self._asker)
         self._late = LateAnswers(self._ask)
-        self._plane = PlaneClient(
-            policies=policies, tls=client_context(settings.tls), late=self._late
-        )
+        self._plane = PlaneClient(policies=policies, tls=settings.tls, late=self._late)
         self._service: OpenAIService | None = None
         self._watch: NodeWatch | None = None
         self._pipelines: RecoveringPipelines | None = None

@@ -11,7 +11,7 @@ import typer
 from meshnet import config
 from meshnet.cli.output import Json, errors
 from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
-from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_files
+from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.control.app import ControlSettings
 from meshnet.errors import ConfigError
 from meshnet.model_hub import resolve_tokenizer
@@ -100,7 +100,7 @@ def gateway(
             lease_ttl_s=lease_ttl,
         ),
         region=region,
-        tls=tls_files(tls_cert, tls_key, tls_ca),
+        tls=tls_credentials(tls_cert, tls_key, tls_ca),
         recovery=RecoverySettings(mode=recovery, spare_wait_s=spare_wait),
         pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens, window=window),
     )

@@ -7,7 +7,7 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from meshnet.grammar import Phase, Want
 from meshnet.operations import OwnerId, Rebuild, RebuildMode, Reservation
 from meshnet.plane.client import PlaneClient
 from meshnet.timing import parse_timings
-from meshnet.topology import Hop, Route, SessionId
+from meshnet.topology import Hop, NodeId, Route, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_gateway.cutting import cut_tokens, split_tokens
 from meshnet_gateway.steps import StepOutput
@@ -87,7 +87,7 @@ class RoutePipeline:
         self._begun = False
         self._closed = False
         self.epoch = 0
-        self._apart: set[str] = set()
+        self._apart: dict[str, NodeId] = {}
 
     async def step(
         self, token_ids: Sequence[int], want: Want, *, sizes: Sequence[int] | None = None
@@ -194,7 +194,7 @@ class RoutePipeline:
 
         Until a step has gone over the pipeline's route, closing frees each hop by itself.
         """
-        self._apart.update(hop.address for hop in (*self.route, *route))
+        self._apart.update((hop.address, hop.node) for hop in (*self.route, *route))
 
     def reroute(self, route: Route) -> None:
         """Go on over another route, whose hops hold the session's caches."""
@@ -202,13 +202,14 @@ class RoutePipeline:
         self.route = route
         self.epoch += 1
 
-    def strays(self) -> set[str]:
-        """Give the addresses where the session may be held though its route has left them."""
-        return self._apart - {hop.address for hop in self.route}
+    def strays(self) -> dict[str, NodeId]:
+        """Give nodes, by address, that may hold the session though its route has left them."""
+        addresses = {hop.address for hop in self.route}
+        return {place: node for place, node in self._apart.items() if place not in addresses}
 
-    async def leave(self, addresses: Iterable[str]) -> None:
+    async def leave(self, places: Mapping[str, NodeId]) -> None:
         """Free the session at nodes that its route has left, and nowhere else."""
-        await asyncio.gather(*(self._release(address, alone=True) for address in addresses))
+        await asyncio.gather(*(self._release(*place, alone=True) for place in places.items()))
 
     async def own(self) -> None:
         """Tell hops that have joined the route whose session they hold, if they care to know."""
@@ -300,12 +301,13 @@ class RoutePipeline:
         self._closed = True
         if not self._begun:
             return
-        places = {self.route[0].address, *self._apart}
-        await asyncio.gather(*(self._release(address) for address in places))
+        first = self.route[0]
+        places = {**self._apart, first.address: first.node}
+        await asyncio.gather(*(self._release(*place) for place in places.items()))
 
-    async def _release(self, address: str, *, alone: bool = False) -> None:
+    async def _release(self, address: str, node: NodeId, *, alone: bool = False) -> None:
         try:
-            await self._client.release(address, self.session, alone=alone)
+            await self._client.release(address, self.session, alone=alone, node=node)
         except MeshError as error:
             level = logging.DEBUG if alone else logging.WARNING  # who was left is often dead
             _log.log(level, "session %s: release failed: %s", self.session, error)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable
 from typing import Final
 
 from meshnet.errors import Code, MeshError
 from meshnet.operations import OwnerId
 from meshnet.plane.client import PlaneClient
+from meshnet.topology import Hop, Route
 
 __all__ = ["Presence"]
 
@@ -42,11 +42,11 @@ class Presence:
         self._client = client
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def show(self, addresses: Iterable[str]) -> None:
+    def show(self, route: Route) -> None:
         """Begin to show it to nodes that are to hold sessions; those shown already are fine."""
-        for address in addresses:
-            if address not in self._tasks:
-                self._tasks[address] = asyncio.create_task(self._run(address))
+        for hop in route:
+            if hop.address not in self._tasks:
+                self._tasks[hop.address] = asyncio.create_task(self._run(hop))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -55,23 +55,23 @@ class Presence:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, address: str) -> None:
+    async def _run(self, hop: Hop) -> None:
         try:
-            await self._attend(address)
+            await self._attend(hop)
         finally:
-            del self._tasks[address]
+            del self._tasks[hop.address]
 
-    async def _attend(self, address: str) -> None:
+    async def _attend(self, hop: Hop) -> None:
         clock = asyncio.get_running_loop().time
         pause_s, last_here = _FIRST_PAUSE_S, clock()
         while clock() - last_here < _PATIENCE_S:
             began = clock()
             try:
-                await self._client.attend(address, self.owner)
+                await self._client.attend(hop.address, self.owner, node=hop.node)
             except MeshError as error:
                 if error.code in _NOT_KNOWN:
                     return  # its sessions end by their idle time
-                _log.debug("%s was not shown that the gateway lives: %s", address, error)
+                _log.debug("%s was not shown that the gateway lives: %s", hop.address, error)
             if clock() - began > _FIRST_PAUSE_S:
                 pause_s, last_here = _FIRST_PAUSE_S, clock()
             await asyncio.sleep(pause_s)

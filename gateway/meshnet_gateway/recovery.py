@@ -178,7 +178,7 @@ class RecoveringPipeline:
         self._nodes = frozenset(route.incarnations)
         for node in self._nodes:
             self._failed.pop(node, None)  # it answers again
-        self._shared.presence.show(hop.address for hop in route.hops)
+        self._shared.presence.show(route.hops)
 
     def _begin(self, route: SelectedRoute) -> None:
         self._use(route)

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from meshnet.tls import TLS_CA, TLS_CERT, TLS_KEY, TlsFiles, client_context, server_context
+from meshnet.credentials import Credentials
+from meshnet.tls import TLS_CA, TLS_CERT, TLS_KEY, TlsFiles
 
-__all__ = ["TlsCa", "TlsCert", "TlsKey", "tls_files"]
+__all__ = ["TlsCa", "TlsCert", "TlsKey", "tls_credentials"]
 
 TlsCert = Annotated[
     Path | None,
@@ -26,10 +27,10 @@ TlsCa = Annotated[
 ]
 
 
-def tls_files(
+def tls_credentials(
     cert: Path | None, key: Path | None, ca: Path | None, *, serves: bool = False
-) -> TlsFiles | None:
-    """Take what the flags say, and try the files before anything is started with them.
+) -> Credentials | None:
+    """Read the files that the flags name, before anything is started with them.
 
     Gives None where there are no flags. `serves` is for a process that others connect to.
 
@@ -38,8 +39,7 @@ def tls_files(
     """
     if cert is key is ca is None:
         return None
-    files = TlsFiles(cert, key, ca)
-    client_context(files)
+    credentials = Credentials(TlsFiles(cert, key, ca))
     if serves:
-        server_context(files)
-    return files
+        credentials.server  # noqa: B018 - says what is missing
+    return credentials

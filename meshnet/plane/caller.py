@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from meshnet.identity import Identity
+
 __all__ = ["Caller", "CallerGoneError"]
 
 
@@ -20,12 +22,14 @@ class Caller:
 
     Attributes:
         gone: it has left, or the server ends; stays so.
+        identity: who it is, where its certificate says so.
     """
 
-    __slots__ = ("_failure", "_lock", "_wake", "gone")
+    __slots__ = ("_failure", "_lock", "_wake", "gone", "identity")
 
     def __init__(self) -> None:
         self.gone = False
+        self.identity: Identity | None = None
         self._lock = threading.Lock()
         self._wake: Callable[[], object] | None = None
         self._failure: Exception | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,6 +16,7 @@ from meshnet.cache_wire import MoveHeader, pack_move
 from meshnet.choosers import LinkChoosers
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionPolicies, CompressionResult
+from meshnet.credentials import Credentials
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
@@ -78,7 +78,7 @@ class PlaneClient:
         connect_timeout_s: for one attempt to connect.
         max_connections: to one address at a time; a further request waits its turn.
         max_idle_connections: to one address, kept for the next request.
-        tls: a client's context, where connections are to be encrypted.
+        tls: credentials, where connections are to be encrypted.
         late: asks nodes that are late whether they live; without, only timeouts tell.
 
     Attributes:
@@ -97,7 +97,7 @@ class PlaneClient:
         connect_timeout_s: float = 5.0,
         max_connections: int = 256,
         max_idle_connections: int = 32,
-        tls: ssl.SSLContext | None = None,
+        tls: Credentials | None = None,
         late: LateAnswers | None = None,
     ) -> None:
         for phase in Phase:
@@ -154,6 +154,7 @@ class PlaneClient:
             with self._watched(address, node, header.phase, header.num_tokens):
                 received = await self._exchange(
                     address,
+                    node,
                     head,
                     sent.body,
                     lambda inbox: self._answers.read(inbox, header),
@@ -193,7 +194,7 @@ class PlaneClient:
         head = pack_cold(address, "PUT", session_path(asked.session), pack_reservation(asked))
         try:
             with self._watched(address, node, Phase.DECODE, 0):
-                answer = await self._cold(address, head, timeout_s)
+                answer = await self._cold(address, node, head, timeout_s)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)
@@ -211,7 +212,7 @@ class PlaneClient:
         head = pack_cold(address, "POST", path, pack_move(asked))
         try:
             with self._watched(address, node, Phase.PREFILL, 0):
-                answer = await self._cold(address, head, timeout_s)
+                answer = await self._cold(address, node, head, timeout_s)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)
@@ -229,15 +230,23 @@ class PlaneClient:
         head = pack_cold(address, "POST", path, pack_rebuild(asked))
         try:
             with self._watched(address, node, Phase.PREFILL, 0):
-                answer = await self._cold(address, head, timeout_s)
+                answer = await self._cold(address, node, head, timeout_s)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         check_done(answer)
 
     async def release(
-        self, address: str, session: SessionId, *, alone: bool = False, timeout_s: float = 5.0
+        self,
+        address: str,
+        session: SessionId,
+        *,
+        alone: bool = False,
+        timeout_s: float = 5.0,
+        node: NodeId | None = None,
     ) -> None:
         """Free what a session holds at a node, and along its route unless `alone`.
+
+        `node` is the one that is to be reached, where that is known.
 
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED, or what the node answered.
@@ -245,12 +254,12 @@ class PlaneClient:
         fields = pack_release(Release(session, alone))
         head = pack_cold(address, "DELETE", session_path(session), fields)
         try:
-            answer = await self._cold(address, head, timeout_s)
+            answer = await self._cold(address, node, head, timeout_s)
         except (OSError, WireError) as error:
             raise cold_failure(error, address, timeout_s) from error
         check_released(answer)
 
-    async def attend(self, address: str, owner: OwnerId) -> None:
+    async def attend(self, address: str, owner: OwnerId, *, node: NodeId | None = None) -> None:
         """Show a node that the owner of sessions lives, until the node or the connection ends.
 
         Raises:
@@ -259,19 +268,21 @@ class PlaneClient:
         """
         head = pack_cold(address, "POST", f"{OWNERS}{owner}")
         try:
-            answer = await self._cold(address, head, _ATTEND_S)
+            answer = await self._cold(address, node, head, _ATTEND_S)
         except (OSError, WireError) as error:
             raise cold_failure(error, address, _ATTEND_S) from error
         check_done(answer)
 
-    async def get(self, address: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
+    async def get(
+        self, address: str, path: str, *, timeout_s: float, node: NodeId | None = None
+    ) -> tuple[int, bytes]:
         """Get a cold resource, as ``/healthz``: its status and its body of at most 16 MiB.
 
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED.
         """
         try:
-            answer = await self._cold(address, pack_cold(address, "GET", path), timeout_s)
+            answer = await self._cold(address, node, pack_cold(address, "GET", path), timeout_s)
         except (OSError, WireError) as error:
             raise cold_failure(error, address, timeout_s) from error
         return answer.head.status, answer.body
@@ -288,10 +299,13 @@ class PlaneClient:
             return contextlib.nullcontext()
         return late.waiting(address, node, phase, num_tokens)
 
-    async def _cold(self, address: str, head: bytes, timeout_s: float) -> ColdAnswer:
+    async def _cold(
+        self, address: str, node: NodeId | None, head: bytes, timeout_s: float
+    ) -> ColdAnswer:
         """Send a request without a body, which may be repeated, and read its answer."""
         return await self._exchange(
             address,
+            node,
             head,
             b"",
             lambda inbox: self._answers.read_cold(inbox, MAX_COLD_BYTES),
@@ -302,6 +316,7 @@ class PlaneClient:
     async def _exchange(
         self,
         address: str,
+        node: NodeId | None,
         head: bytes,
         body: Body,
         read: Callable[[Inbox], Reading[_R]],
@@ -310,7 +325,7 @@ class PlaneClient:
         repeatable: bool,
     ) -> _R:
         """Send one request and read its answer by `read`; any failure closes the connection."""
-        connection, reused = await self._pool.acquire(address, deadline)
+        connection, reused = await self._pool.acquire(address, node, deadline)
         received = connection.inbox.received
         try:
             return await self._exchange_on(address, connection, head, body, read)
@@ -320,7 +335,7 @@ class PlaneClient:
             if not (repeatable and reused) or connection.inbox.received != received:
                 raise
         # The node closed the kept connection, perhaps as this request was under way.
-        connection, _ = await self._pool.acquire(address, deadline, fresh=True)
+        connection, _ = await self._pool.acquire(address, node, deadline, fresh=True)
         return await self._exchange_on(address, connection, head, body, read)
 
     async def _exchange_on(

@@ -15,7 +15,9 @@ import ssl
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from meshnet.credentials import peer_identity
 from meshnet.dtypes import Body
+from meshnet.identity import Identity
 from meshnet.plane.deadline import Deadline
 from meshnet.plane.dial import set_up
 from meshnet.plane.inbox import ConnectionEndedError, Inbox, Reading
@@ -41,6 +43,8 @@ class Connection:
     Attributes:
         inbox: what was received and not read yet.
         on_end: called once when the other end closes or resets the connection.
+        generation: of the credentials that it was opened with.
+        peer: who is at the other end, where its certificate says so.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -48,6 +52,8 @@ class Connection:
         set_up(sock)
         self.inbox = Inbox()
         self.on_end: Callable[[], object] | None = None
+        self.generation = 0
+        self.peer: Identity | None = None
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._target: memoryview | None = None
@@ -89,6 +95,7 @@ class Connection:
                     await self._ready(self._loop.add_reader, self._loop.remove_reader)
                 except ssl.SSLWantWriteError:
                     await self._ready(self._loop.add_writer, self._loop.remove_writer)
+            self.peer = peer_identity(self._sock)
             self._resume()
 
     async def run(self, reading: Reading[_T]) -> _T:

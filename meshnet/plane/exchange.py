@@ -30,6 +30,7 @@ from meshnet.plane.reply import Reply, late, not_allowed, problem
 from meshnet.plane.service import Service
 from meshnet.plane.session_requests import OWNERS, SESSIONS, answer_owner, answer_session
 from meshnet.plane.stream import Stream
+from meshnet.plane.tls import check_caller, is_member
 from meshnet.wire import ChunkHeader, unpack_chunk, view_tensor
 
 __all__ = ["Exchange"]
@@ -62,6 +63,7 @@ class Exchange:
         # Bytes of the current request's body still to come; None where that is not known
         # and the connection cannot be used again.
         self._unread: int | None = 0
+        self._is_member = False
 
     def run(self) -> None:
         """Serve until either end closes."""
@@ -69,6 +71,8 @@ class Exchange:
         with contextlib.suppress(OSError, CallerGoneError):
             self.stream.set_deadline(self._service.limits.read_timeout_s)
             self.stream.begin()
+            self.caller.identity = self.stream.peer
+            self._is_member = is_member(self._service.tls, self.stream.peer)
             while self._serve_one():
                 pass
 
@@ -88,9 +92,10 @@ class Exchange:
         self._unread = 0
         if not stream.inbox.buffered:
             self.idle = True
-            if self._service.closing:
+            left_s = stream.expires - time.time()
+            if self._service.closing or left_s <= 0:
                 return False
-            stream.set_deadline(limits.idle_timeout_s)
+            stream.set_deadline(min(limits.idle_timeout_s, left_s))
             stream.receive()
         self.idle = False
         again = self._take_again()
@@ -142,7 +147,7 @@ class Exchange:
 
     def _read_head(self, head: bytes) -> tuple[RequestHead, ChunkHeader | None]:
         """Read a head, and what it says of a chunk where one like it was read before."""
-        found = self._service.chunks.find(head)
+        found = self._service.chunks.find(head) if self._is_member else None
         if found is not None:
             (request, header), value = found
             with contextlib.suppress(ValueError):  # the parsers below say what is wrong with it
@@ -160,7 +165,7 @@ class Exchange:
     def _answer(self, reply: Reply, *, keep_alive: bool, method: str) -> bool:
         stream, limits = self.stream, self._service.limits
         too_long = self._unread is None or self._unread > _DRAIN_BYTES
-        close = self._service.closing or not keep_alive or too_long
+        close = self._service.closing or not keep_alive or too_long or self._is_old()
         length = None if reply.body is None else len(reply.body)
         head = self._service.heads.pack(reply, length, time.time(), close=close)
         body = b"" if reply.body is None or method == "HEAD" else reply.body
@@ -176,8 +181,15 @@ class Exchange:
             stream.run(read_exactly(stream.inbox, self._unread))
         return True
 
+    def _is_old(self) -> bool:
+        """Tell whether credentials were renewed meanwhile: whom to trust may have changed."""
+        tls = self._service.tls
+        return tls is not None and self.stream.generation != tls.generation
+
     def _dispatch(self, request: RequestHead, head: bytes) -> Reply:
         path = request.target.partition("?")[0]
+        if not self._is_member:
+            check_caller(self.stream.peer, request.method, path)
         if path == _FORWARD:
             if request.method == "POST":
                 header = self._unpack(request)

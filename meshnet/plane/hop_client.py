@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -14,6 +13,7 @@ from meshnet.cache_wire import CacheHeader
 from meshnet.choosers import LinkChoosers
 from meshnet.chunk import Answer
 from meshnet.compression import CompressionPolicies
+from meshnet.credentials import Credentials
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
@@ -65,7 +65,7 @@ class HopClient:
         connect_timeout_s: for one attempt to connect.
         max_connections: to one address at a time; a further request waits its turn.
         max_idle_connections: to one address, kept for the next request.
-        tls: a client's context, where connections are to be encrypted.
+        tls: credentials, where connections are to be encrypted.
         late: asks nodes that are late whether they live; without, only timeouts tell.
 
     Attributes:
@@ -84,7 +84,7 @@ class HopClient:
         connect_timeout_s: float = 5.0,
         max_connections: int = 256,
         max_idle_connections: int = 32,
-        tls: ssl.SSLContext | None = None,
+        tls: Credentials | None = None,
         late: LateAnswers | None = None,
     ) -> None:
         for phase in Phase:
@@ -143,6 +143,7 @@ class HopClient:
             try:
                 received = self._exchange(
                     address,
+                    node,
                     head,
                     sent.body,
                     lambda stream: self._read_answer(stream, header),
@@ -179,7 +180,7 @@ class HopClient:
         flight = self._begin(address, node, Phase.DECODE, 0, caller)
         answer = None
         try:
-            answer = self._cold(address, head, timeout_s, caller)
+            answer = self._cold(address, node, head, timeout_s, caller)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         finally:
@@ -216,7 +217,7 @@ class HopClient:
         flight = self._begin(address, node, Phase.PREFILL, 0, caller)
         answer = None
         try:
-            answer = self._cold(address, head, timeout_s, caller, views)
+            answer = self._cold(address, node, head, timeout_s, caller, views)
         except (OSError, WireError) as error:
             raise hop_failure(error, address, node, timeout_s) from error
         finally:
@@ -224,9 +225,17 @@ class HopClient:
         check_done(answer)
 
     def release(
-        self, address: str, session: SessionId, *, alone: bool = False, timeout_s: float = 5.0
+        self,
+        address: str,
+        session: SessionId,
+        *,
+        alone: bool = False,
+        timeout_s: float = 5.0,
+        node: NodeId | None = None,
     ) -> None:
         """Free what a session holds at a node, and along its route unless `alone`.
+
+        `node` is the one that is to be reached, where that is known.
 
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED, or what the node answered.
@@ -234,7 +243,7 @@ class HopClient:
         fields = pack_release(Release(session, alone))
         head = pack_cold(address, "DELETE", session_path(session), fields)
         try:
-            answer = self._cold(address, head, timeout_s, None)
+            answer = self._cold(address, node, head, timeout_s, None)
         except (OSError, WireError) as error:
             raise cold_failure(error, address, timeout_s) from error
         check_released(answer)
@@ -261,6 +270,7 @@ class HopClient:
     def _cold(
         self,
         address: str,
+        node: NodeId | None,
         head: bytes,
         timeout_s: float,
         caller: Caller | None,
@@ -269,6 +279,7 @@ class HopClient:
         """Send a request that may be repeated, and read its answer."""
         return self._exchange(
             address,
+            node,
             head,
             body,
             lambda stream: stream.run(self._answers.read_cold(stream.inbox, _MAX_COLD_BYTES)),
@@ -280,6 +291,7 @@ class HopClient:
     def _exchange(
         self,
         address: str,
+        node: NodeId | None,
         head: bytes,
         body: Body | list[memoryview],
         read: Callable[[Stream], _R],
@@ -289,7 +301,7 @@ class HopClient:
         caller: Caller | None,
     ) -> _R:
         """Send one request and read its answer by `read`; any failure closes the connection."""
-        stream, reused = self._pool.acquire(address, deadline)
+        stream, reused = self._pool.acquire(address, node, deadline)
         received = stream.inbox.received
         try:
             return self._exchange_on(address, stream, head, body, read, caller)
@@ -299,7 +311,7 @@ class HopClient:
             if not (repeatable and reused) or stream.inbox.received != received:
                 raise
         # The node closed the kept connection, perhaps as this request was under way.
-        stream, _ = self._pool.acquire(address, deadline, fresh=True)
+        stream, _ = self._pool.acquire(address, node, deadline, fresh=True)
         return self._exchange_on(address, stream, head, body, read, caller)
 
     def _exchange_on(

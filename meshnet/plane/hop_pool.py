@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import threading
 import time
 from typing import Final
 
+from meshnet.credentials import Credentials
 from meshnet.plane.dial import no_host_name, split_host_port
 from meshnet.plane.stream import Stream
+from meshnet.plane.tls import WrongNodeError, check_node
 from meshnet.plane.tls_stream import TlsStream
+from meshnet.topology import NodeId
 
 __all__ = ["HopPool"]
 
@@ -51,7 +53,7 @@ class HopPool:
         connect_timeout_s: for one attempt to connect, over all the addresses of a name.
         max_open: connections to one address at a time; a further request waits its turn.
         max_idle: connections to one address kept while idle.
-        tls: a client's context, where connections are to be encrypted.
+        tls: credentials, where connections are to be encrypted.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class HopPool:
         connect_timeout_s: float,
         max_open: int,
         max_idle: int,
-        tls: ssl.SSLContext | None,
+        tls: Credentials | None,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._max_open = max_open
@@ -71,8 +73,12 @@ class HopPool:
         self._released = threading.Condition(self._lock)
         self._closed = False
 
-    def acquire(self, address: str, deadline: float, *, fresh: bool = False) -> tuple[Stream, bool]:
+    def acquire(
+        self, address: str, node: NodeId | None, deadline: float, *, fresh: bool = False
+    ) -> tuple[Stream, bool]:
         """Give a connection to `address` and whether it served before; `fresh` forbids that.
+
+        In a mesh whose certificates have names it leads to `node`, or, for None, to any node.
 
         Each must come back by `release`. Whatever is waited for, here and on the
         connection, fails at `deadline`, of ``time.monotonic``.
@@ -90,13 +96,13 @@ class HopPool:
             lane.open += 1
             stream = lane.idle.pop()[0] if lane.idle and not fresh else None
         try:
-            while stream is not None and not stream.is_reusable():
+            while stream is not None and not self._may_serve(stream, node):
                 stream.close()
                 with self._lock:
                     stream = lane.idle.pop()[0] if lane.idle else None
             reused = stream is not None
             if stream is None:
-                stream = self._open(address, lane, deadline)
+                stream = self._open(address, node, lane, deadline)
         except BaseException:
             with self._lock:
                 self._leave(address, lane)
@@ -109,11 +115,23 @@ class HopPool:
         with self._lock:
             lane = self._lanes[address]
             keep = reusable and not self._closed and len(lane.idle) < self._max_idle
+            keep = keep and not self._is_old(stream)
             if keep:
                 lane.idle.append((stream, time.monotonic()))
             self._leave(address, lane)
         if not keep:
             stream.close()
+
+    def _may_serve(self, stream: Stream, node: NodeId | None) -> bool:
+        try:
+            check_node(self._tls, stream.peer, node)
+        except WrongNodeError:
+            return False
+        return not self._is_old(stream) and stream.is_reusable()
+
+    def _is_old(self, stream: Stream) -> bool:
+        """Tell whether credentials were renewed since it was opened."""
+        return self._tls is not None and stream.generation != self._tls.generation
 
     def prune(self) -> None:
         """Close what rested for long or was closed by its node; forget addresses unused."""
@@ -121,7 +139,7 @@ class HopPool:
         with self._lock:
             for address, lane in list(self._lanes.items()):
                 for item in list(lane.idle):
-                    if item[1] < oldest or not item[0].is_reusable():
+                    if item[1] < oldest or self._is_old(item[0]) or not item[0].is_reusable():
                         lane.idle.remove(item)
                         item[0].close()
                 self._forget_unused(address, lane)
@@ -145,7 +163,7 @@ class HopPool:
         finally:
             lane.waiting -= 1
 
-    def _open(self, address: str, lane: _Lane, deadline: float) -> Stream:
+    def _open(self, address: str, node: NodeId | None, lane: _Lane, deadline: float) -> Stream:
         now = time.monotonic()
         if now < lane.rest_until:
             raise TimeoutError(
@@ -154,7 +172,7 @@ class HopPool:
             )
         timeout_s = min(self._connect_timeout_s, deadline - now)
         try:
-            stream = self._connect(address, now + timeout_s)
+            stream = self._connect(address, node, now + timeout_s)
         except TimeoutError:
             lane.rest_s = min(max(_FIRST_REST_S, lane.rest_s * 2), _LONGEST_REST_S)
             lane.rest_until = time.monotonic() + lane.rest_s
@@ -162,7 +180,7 @@ class HopPool:
         lane.rest_s = lane.rest_until = 0.0
         return stream
 
-    def _connect(self, address: str, deadline: float) -> Stream:
+    def _connect(self, address: str, node: NodeId | None, deadline: float) -> Stream:
         """Connect to ``host:port``, trying each address that the name has."""
         host, port = split_host_port(address)
         try:
@@ -176,21 +194,26 @@ class HopPool:
                 sock.settimeout(max(1e-3, deadline - time.monotonic()))
                 sock.connect(target)
                 sock.settimeout(None)
-                return self._begin(sock, host, deadline)
+                return self._begin(sock, host, node, deadline)
             except OSError as error:
                 sock.close()
                 failure = error
         raise failure
 
-    def _begin(self, sock: socket.socket, host: str, deadline: float) -> Stream:
+    def _begin(
+        self, sock: socket.socket, host: str, node: NodeId | None, deadline: float
+    ) -> Stream:
         if self._tls is None:
             return Stream(sock)
+        generation = self._tls.generation
         stream = TlsStream(
-            self._tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+            self._tls.client.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
         )
+        stream.generation = generation
         stream.set_deadline(deadline - time.monotonic())
         try:
             stream.begin()
+            check_node(self._tls, stream.peer, node)
         except OSError:
             stream.close()
             raise

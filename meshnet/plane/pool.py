@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-import ssl
 from functools import partial
 
+from meshnet.credentials import Credentials
 from meshnet.plane.connection import Connection
 from meshnet.plane.dial import no_host_name, split_host_port
+from meshnet.plane.tls import WrongNodeError, check_node
+from meshnet.topology import NodeId
 
 __all__ = ["ConnectionPool"]
 
@@ -31,7 +34,7 @@ class ConnectionPool:
         connect_timeout_s: for one attempt to connect, over all the addresses of a name.
         max_open: connections to one address at a time; a further request waits its turn.
         max_idle: connections to one address kept while idle.
-        tls: a client's context, where connections are to be encrypted.
+        tls: credentials, where connections are to be encrypted.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class ConnectionPool:
         connect_timeout_s: float,
         max_open: int,
         max_idle: int,
-        tls: ssl.SSLContext | None = None,
+        tls: Credentials | None = None,
     ) -> None:
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
@@ -50,9 +53,11 @@ class ConnectionPool:
         self._closed = False
 
     async def acquire(
-        self, address: str, deadline: float, *, fresh: bool = False
+        self, address: str, node: NodeId | None, deadline: float, *, fresh: bool = False
     ) -> tuple[Connection, bool]:
         """Give a connection to `address` and whether it served before; `fresh` forbids that.
+
+        In a mesh whose certificates have names it leads to `node`, or, for None, to any node.
 
         Each must come back by `release`. Whatever is waited for, here and on the
         connection, fails at `deadline` on the event loop's clock.
@@ -75,10 +80,10 @@ class ConnectionPool:
             self._leave(address, lane)
             raise
         try:
-            connection = None if fresh else _take_idle(lane)
+            connection = None if fresh else self._take_idle(lane, node)
             reused = connection is not None
             if connection is None:
-                connection = await self._open(address, deadline)
+                connection = await self._open(address, node, deadline)
         except BaseException:
             lane.turn.release()
             self._leave(address, lane)
@@ -90,7 +95,7 @@ class ConnectionPool:
         """Take a connection back, and keep it where it may serve again."""
         lane = self._lanes[address]
         full = len(lane.idle) >= self._max_idle
-        if self._closed or not reusable or connection.ended or full:
+        if self._closed or not reusable or connection.ended or full or self._is_old(connection):
             connection.close()
         else:
             connection.set_deadline(None)
@@ -107,7 +112,7 @@ class ConnectionPool:
                 lane.idle.pop().close()
             self._forget_unused(address, lane)
 
-    async def _open(self, address: str, deadline: float) -> Connection:
+    async def _open(self, address: str, node: NodeId | None, deadline: float) -> Connection:
         started = asyncio.get_running_loop().time()
         timeout_s = min(self._connect_timeout_s, deadline - started)
         try:
@@ -116,9 +121,24 @@ class ConnectionPool:
                 sock = await _connect(address, host, port)
                 if self._tls is None:
                     return Connection(sock)
-                return await _encrypt(sock, self._tls, host)
+                return await _encrypt(sock, self._tls, host, node)
         except TimeoutError:
             raise TimeoutError(f"no connection within {timeout_s:.3g} s") from None
+
+    def _take_idle(self, lane: _Lane, node: NodeId | None) -> Connection | None:
+        while lane.idle:
+            connection = lane.idle.pop()
+            connection.on_end = None
+            if connection.is_reusable() and not self._is_old(connection):
+                with contextlib.suppress(WrongNodeError):
+                    check_node(self._tls, connection.peer, node)
+                    return connection
+            connection.close()
+        return None
+
+    def _is_old(self, connection: Connection) -> bool:
+        """Tell whether credentials were renewed since it was opened."""
+        return self._tls is not None and connection.generation != self._tls.generation
 
     def _drop(self, address: str, connection: Connection) -> None:
         """Close an idle connection that its other end has closed."""
@@ -137,21 +157,16 @@ class ConnectionPool:
             del self._lanes[address]
 
 
-def _take_idle(lane: _Lane) -> Connection | None:
-    while lane.idle:
-        connection = lane.idle.pop()
-        connection.on_end = None
-        if connection.is_reusable():
-            return connection
-        connection.close()
-    return None
-
-
-async def _encrypt(sock: socket.socket, tls: ssl.SSLContext, host: str) -> Connection:
-    encrypted = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+async def _encrypt(
+    sock: socket.socket, tls: Credentials, host: str, node: NodeId | None
+) -> Connection:
+    generation = tls.generation
+    encrypted = tls.client.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
     connection = Connection(encrypted)
+    connection.generation = generation
     try:
         await connection.begin()
+        check_node(tls, connection.peer, node)
     except BaseException:
         connection.close()
         raise

@@ -13,13 +13,13 @@ import logging
 import os
 import selectors
 import socket
-import ssl
 import threading
 import time
 from typing import Final
 
 from meshnet.adaptive import EncodingChooser
 from meshnet.compression import CompressionPolicies
+from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase
 from meshnet.listen import listen
@@ -53,10 +53,12 @@ class PlaneServer:
         policies: decide which answers are compressed, where the caller accepts it.
         route_condition: the policies' name for the links that callers come over.
         limits: granted to callers.
-        tls: a server's context, where connections are to be encrypted.
+        tls: credentials, where connections are to be encrypted. If they name who this is in a
+            mesh, nodes and gateways of it are served alone.
 
     Raises:
         ValueError: the policies know no such `route_condition`.
+        ConfigError: the credentials have no certificate.
     """
 
     def __init__(
@@ -66,13 +68,15 @@ class PlaneServer:
         policies: CompressionPolicies,
         route_condition: str = "lan",
         limits: PlaneLimits | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Credentials | None = None,
     ) -> None:
         for phase in Phase:
             policies.for_condition(route_condition, phase.value)
         chooser = EncodingChooser(policies, route_condition, lock=threading.Lock())
-        self._service = Service(handler, chooser, limits or PlaneLimits())
+        self._service = Service(handler, chooser, limits or PlaneLimits(), tls)
         self._tls = tls
+        if tls is not None:
+            tls.server  # noqa: B018 - says what is missing
         self._exchanges: set[Exchange] = set()
         self._changed = threading.Condition()
         self._accepting: threading.Thread | None = None
@@ -175,8 +179,11 @@ class PlaneServer:
     def _open(self, sock: socket.socket) -> Stream:
         if self._tls is None:
             return Stream(sock)
-        encrypted = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        return TlsStream(encrypted, plain_answer=_last_answer(plain_caller()))
+        generation, context = self._tls.generation, self._tls.server
+        encrypted = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        stream = TlsStream(encrypted, plain_answer=_last_answer(plain_caller()))
+        stream.generation = generation
+        return stream
 
     def _turn_away(self, sock: socket.socket) -> None:
         """Answer 503 without reading: best effort, so that a flood costs one send each."""

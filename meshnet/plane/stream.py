@@ -9,6 +9,7 @@ the deadline, so that requests that follow one another set none.
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import ssl
@@ -18,6 +19,7 @@ from time import monotonic
 from typing import Final, TypeVar
 
 from meshnet.dtypes import Body
+from meshnet.identity import Identity
 from meshnet.plane.dial import set_up
 from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, Inbox, Reading, allocate
 
@@ -40,6 +42,9 @@ class Stream:
     Attributes:
         inbox: what was received and not read yet.
         deadline: of ``time.monotonic``: whatever waits then fails; None is never.
+        generation: of the credentials that it was opened with.
+        peer: who is at the other end, where its certificate says so.
+        expires: Unix time at which its certificate does.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -47,6 +52,9 @@ class Stream:
         self.inbox = Inbox()
         self._sock = sock
         self.deadline: float | None = None
+        self.generation = 0
+        self.peer: Identity | None = None
+        self.expires = math.inf
         self._expected: tuple[memoryview, int] | None = None
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)

@@ -1,4 +1,4 @@
-"""What errors of TLS on the activation plane mean."""
+"""Who may be at the other end of a connection, and what errors of TLS mean."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import re
 import ssl
 from typing import Final
 
+from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError, NextHopError
+from meshnet.identity import Identity, Role
 from meshnet.tls import TLS_CA, TLS_CERT, TLS_KEY
 from meshnet.topology import NodeId
 
-__all__ = ["explain", "name_node", "plain_caller"]
+__all__ = [
+    "WrongNodeError",
+    "check_caller",
+    "check_node",
+    "explain",
+    "is_member",
+    "name_node",
+    "plain_caller",
+]
 
 _TLS_REQUIRED: Final = "TLS_REQUIRED"
 _NO_TLS: Final = frozenset(
@@ -23,8 +33,58 @@ _NO_TLS: Final = frozenset(
     }
 )
 """OpenSSL's reasons for bytes that are no TLS; which one depends on its version."""
+_MEMBERS: Final = (Role.NODE, Role.GATEWAY)
+_FOR_OPERATORS: Final = ("/healthz", "/metrics")
 _REFUSED: Final = re.compile(r".*_ALERT_(.*(?:CERT|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE).*)")
 """Its reasons for the alerts that refuse a certificate, or that there is none."""
+
+
+class WrongNodeError(OSError):
+    """A connection leads to somebody else than the node that was to be reached."""
+
+
+def check_node(own: Credentials | None, peer: Identity | None, node: NodeId | None) -> None:
+    """Check whom a client reached; without names of a mesh, its TLS has checked the host.
+
+    Args:
+        own: this side's.
+        peer: the other end, as its certificate says.
+        node: the one to be reached; None for any of the mesh.
+
+    Raises:
+        WrongNodeError: it is another one, or no node.
+    """
+    if own is None or own.identity is None:
+        return
+    if peer is None or peer.role is not Role.NODE or node not in (None, peer.name):
+        found = "no certificate of a mesh" if peer is None else peer.uri
+        wanted = "a node" if node is None else Identity(Role.NODE, node).uri
+        raise WrongNodeError(f"expected {wanted}, found {found}")
+
+
+def is_member(own: Credentials | None, peer: Identity | None) -> bool:
+    """Tell whether a caller may send anything: in a mesh that has names, nodes and gateways."""
+    if own is None or own.identity is None:
+        return True
+    return peer is not None and peer.role in _MEMBERS
+
+
+def check_caller(peer: Identity | None, method: str, path: str) -> None:
+    """Let somebody who is no member of the mesh do what operators may: look.
+
+    Raises:
+        MeshError: PERMISSION_DENIED, with who may.
+    """
+    is_look = method in ("GET", "HEAD") and path in _FOR_OPERATORS
+    if peer is not None and peer.role.is_operator and is_look:
+        return
+    name = "a certificate without a name of the mesh" if peer is None else peer.uri
+    raise MeshError(
+        Code.PERMISSION_DENIED,
+        f"{method} {path[:80]!r} is not open to {name}: nodes and gateways of the mesh may;"
+        f" operators may GET {' and '.join(_FOR_OPERATORS)}",
+        reason="ROLE_NOT_ALLOWED",
+    )
 
 
 def explain(error: Exception) -> str:

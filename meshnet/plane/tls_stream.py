@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from meshnet.credentials import peer_identity
 from meshnet.dtypes import Body
 from meshnet.plane.inbox import ConnectionEndedError
 from meshnet.plane.stream import Stream, rest_of
@@ -45,6 +46,7 @@ class TlsStream(Stream):
         """Make the handshake."""
         if not self._sock.server_side:
             self._repeat(self._sock.do_handshake)
+            self.peer = peer_identity(self._sock)
             return
         self.wait_for(select.POLLIN)
         first = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
@@ -59,6 +61,10 @@ class TlsStream(Stream):
             with contextlib.suppress(OSError):
                 self._drop_rest()
             raise
+        self.peer = peer_identity(self._sock)
+        certificate = self._sock.getpeercert()
+        if certificate:
+            self.expires = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
 
     def is_reusable(self) -> bool:
         """Tell whether an idle connection still serves: nothing may be there to read."""

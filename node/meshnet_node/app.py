@@ -21,6 +21,7 @@ import numpy as np
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
+from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet.listen import host_port
@@ -30,7 +31,6 @@ from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
 from meshnet.plane.late import LateAnswers
 from meshnet.plane.server import PlaneServer
-from meshnet.tls import TlsFiles, client_context, server_context
 from meshnet.topology import NodeId
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.journals import JournalLimits, Journals
@@ -68,7 +68,7 @@ class NodeSettings:
         grace_s: seconds that requests in flight get when the node closes.
         sessions: limits of the session table.
         journals: limits of what is kept of sessions for the recovery of the next hop.
-        tls: files for callers' connections and those to the hops after; None for plain ones.
+        tls: credentials for callers' connections and those to the hops after; None for plain ones.
     """
 
     node: NodeId
@@ -78,7 +78,7 @@ class NodeSettings:
     grace_s: float = 10.0
     sessions: SessionLimits = field(default_factory=SessionLimits)
     journals: JournalLimits = field(default_factory=JournalLimits)
-    tls: TlsFiles | None = None
+    tls: Credentials | None = None
 
 
 class Node:
@@ -107,15 +107,11 @@ class Node:
         self._open_backend = open_backend
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
         # On a connection that was kept, a question could be lost where its chunk was.
-        self._asker = PlaneClient(
-            policies=policies, tls=client_context(settings.tls), max_idle_connections=0
-        )
+        self._asker = PlaneClient(policies=policies, tls=settings.tls, max_idle_connections=0)
         self._late = LateAnswers(self._ask)
-        self._client = HopClient(
-            policies=policies, tls=client_context(settings.tls), late=self._late
-        )
+        self._client = HopClient(policies=policies, tls=settings.tls, late=self._late)
         self._journals = Journals(settings.journals)
-        self._server = PlaneServer(self, policies=policies, tls=server_context(settings.tls))
+        self._server = PlaneServer(self, policies=policies, tls=settings.tls)
         self._scheduler: Scheduler | None = None
         self._owners: Owners | None = None
         self._housekeeping: asyncio.Task[None] | None = None

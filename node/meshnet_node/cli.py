@@ -15,7 +15,7 @@ import typer
 from meshnet import config
 from meshnet.cli.output import Json, errors
 from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
-from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_files
+from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.errors import ConfigError
 from meshnet.topology import LayerRange, NodeId, parse_layers, parse_node_id
 from meshnet_node.app import Node, NodeSettings
@@ -137,7 +137,7 @@ def node(
       meshnet node --backend stub --hidden-size 8 --layers 0:1
     """
     settings = config.load()
-    tls = tls_files(tls_cert, tls_key, tls_ca, serves=True)
+    tls = tls_credentials(tls_cert, tls_key, tls_ca, serves=True)
     shard_layers = _parse(parse_layers, layers, "--layers")
     host, port = split_address(listen, "--listen", 7080)
     identity = _parse(parse_node_id, node_id, "--id") if node_id else _default_id(port)

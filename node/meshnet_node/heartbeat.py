@@ -13,8 +13,8 @@ from typing import Any
 from meshnet import __version__
 from meshnet.codec import ENCODINGS
 from meshnet.control.client import ControlClient
+from meshnet.credentials import Credentials
 from meshnet.errors import LeaseExpiredError, MeshError
-from meshnet.tls import TlsFiles, client_context
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
 from meshnet.v1 import types_pb2
@@ -45,7 +45,7 @@ class Registration:
         address: ``host:port`` that other nodes reach its activation plane at.
         region: chosen by the operator; empty for none.
         zone: failure domain in the region; empty for none.
-        tls: files of the activation plane; None where it is plain.
+        tls: credentials of the activation plane; None where it is plain.
     """
 
     node: NodeId
@@ -53,7 +53,7 @@ class Registration:
     address: str
     region: str
     zone: str = ""
-    tls: TlsFiles | None = None
+    tls: Credentials | None = None
 
 
 class Heartbeat:
@@ -84,7 +84,7 @@ class Heartbeat:
             registration.node,
             registration.spec,
             bandwidths,
-            tls=client_context(registration.tls),
+            tls=registration.tls,
         )
         self._pace = LayerPace(len(registration.spec.layers))
         self._desired = nodes_pb2.NODE_STATE_READY

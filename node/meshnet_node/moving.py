@@ -195,7 +195,13 @@ class CacheMoves:
         """Free what the hops took, and nothing after them."""
         for hop in hops:
             with suppress(MeshError):
-                self._client.release(hop.address, session_id, alone=True, timeout_s=_WITHDRAW_S)
+                self._client.release(
+                    hop.address,
+                    session_id,
+                    alone=True,
+                    timeout_s=_WITHDRAW_S,
+                    node=hop.node,
+                )
 
 
 class ArrivingCache:

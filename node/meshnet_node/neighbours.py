@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import random
-import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Final
 from meshnet.compression import CompressionPolicies
 from meshnet.control.client import ControlClient
 from meshnet.control.validate import endpoint_address, endpoint_is_tls
+from meshnet.credentials import Credentials
 from meshnet.errors import MeshError
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import NodeId
@@ -53,7 +53,7 @@ class Neighbours:
         spec: this node's shard.
         bandwidths: of links that chunks have used.
         clock: seconds, monotonic.
-        tls: a client's context, where nodes are reached with TLS.
+        tls: credentials, where nodes are reached with TLS.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Neighbours:
         spec: ShardSpec,
         bandwidths: Bandwidths = dict,
         clock: Callable[[], float] = time.perf_counter,
-        tls: ssl.SSLContext | None = None,
+        tls: Credentials | None = None,
     ) -> None:
         self._control = control
         self._node = node
@@ -137,7 +137,9 @@ class Neighbours:
         for _ in range(_NUM_TRIES):
             started = self._clock()
             try:
-                await self._client.get(neighbour.address, "/healthz", timeout_s=_TIMEOUT_S)
+                await self._client.get(
+                    neighbour.address, "/healthz", timeout_s=_TIMEOUT_S, node=neighbour.node
+                )
             except MeshError as error:
                 _log.info("node %s: no link to %s: %s", self._node, neighbour.node, error)
                 return None

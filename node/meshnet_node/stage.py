@@ -173,7 +173,7 @@ class Stage:
         if reached:
             return
         with suppress(MeshError):
-            self._client.release(hop.address, session.id, timeout_s=_WITHDRAW_S)
+            self._client.release(hop.address, session.id, timeout_s=_WITHDRAW_S, node=hop.node)
 
     def rebuild(self, asked: Rebuild, caller: Caller) -> None:
         """Feed what was sent on of a session to the hops that replace those after it.
@@ -213,7 +213,8 @@ class Stage:
         if session is None or session.next_hop is None or asked.alone:
             return
         try:
-            self._client.release(session.next_hop.address, session_id)
+            hop = session.next_hop
+            self._client.release(hop.address, session_id, node=hop.node)
         except MeshError as error:
             _log.warning("session %s: release at the next hop failed: %s", session_id, error)
 

@@ -18,7 +18,8 @@ from meshnet.cli.bench.report import Advance, Report, Run, Table, format_ratio, 
 from meshnet.cli.bench.stacks import Transport, time_round_trips
 from meshnet.cli.bench.wire_cases import shape_of
 from meshnet.cli.processes import Children
-from meshnet.tls import TlsFiles, client_context
+from meshnet.credentials import Credentials
+from meshnet.tls import TlsFiles
 from tests.plane.certificates import make_authority
 
 SIZES: Final = (1152, 32 * 1024, 4 << 20)
@@ -71,7 +72,7 @@ async def _measure(
 ) -> dict[str, Series]:
     random = np.random.default_rng(1)
     tensor = random.standard_normal(shape_of(num_bytes), np.float32).astype(ml_dtypes.bfloat16)
-    contexts = {"plain": None, "encrypted": client_context(files)}
+    contexts = {"plain": None, "encrypted": Credentials(files)}
     async with AsyncExitStack() as stack:
         transports: dict[str, Transport] = {}
         for name, (_, address) in places.items():

@@ -14,7 +14,7 @@ import pytest
 from meshnet.compression import CompressionPolicies
 from meshnet.control.app import ControlServer, ControlSettings
 from meshnet.control.client import ControlClient
-from meshnet.tls import TlsFiles
+from meshnet.credentials import Credentials
 from meshnet.topology import LayerRange, NodeId
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
@@ -29,10 +29,6 @@ from tests.programs import program
 
 POLICIES = CompressionPolicies()
 STUB = ("node", "--backend", "stub", "--layers", "0:1", "--listen", "127.0.0.1:0", "--id", "alpha")
-
-
-def files_of(authority: Authority) -> TlsFiles:
-    return TlsFiles(authority.certificate, authority.key, authority.ca)
 
 
 def flags_of(authority: Authority) -> tuple[str, ...]:
@@ -65,7 +61,7 @@ class Mesh:
         self._stack = stack
         self._text = text
 
-    async def join(self, name: str, first: int, end: int, tls: TlsFiles | None) -> Node:
+    async def join(self, name: str, first: int, end: int, tls: Credentials | None) -> Node:
         backend = StubBackend(
             LayerRange(first, end), hidden_size=8, num_layers=2, head=True, vocab_size=300
         )
@@ -81,7 +77,7 @@ class Mesh:
         await heartbeat.beat()
         return node
 
-    async def ask(self, tls: TlsFiles | None) -> tuple[int, dict[str, Any]]:
+    async def ask(self, tls: Credentials | None) -> tuple[int, dict[str, Any]]:
         """Ask for four tokens by a gateway with these files; gives status and JSON."""
         settings = GatewaySettings(
             port=0,
@@ -117,7 +113,7 @@ async def control_plane(text: ModelText) -> AsyncIterator[Mesh]:
 async def test_a_mesh_serves_over_mutual_tls_and_only_those_that_it_knows(
     authority: Authority, stranger: Authority, text: ModelText
 ) -> None:
-    own = files_of(authority)
+    own = authority.client(own=True)
     async with control_plane(text) as mesh:
         first = await mesh.join("alpha", 0, 1, own)
         last = await mesh.join("beta", 1, 2, own)
@@ -127,8 +123,8 @@ async def test_a_mesh_serves_over_mutual_tls_and_only_those_that_it_knows(
         for tls, said in (
             (own, ""),
             (None, "start this gateway with --tls-ca"),
-            (files_of(stranger), "its certificate is not accepted"),
-            (TlsFiles(ca=authority.ca), "it refused this side's certificate"),
+            (stranger.client(own=True), "its certificate is not accepted"),
+            (authority.client(), "it refused this side's certificate"),
             (own, ""),
         ):
             status, answer = await mesh.ask(tls)
@@ -149,9 +145,9 @@ async def test_a_plain_node_in_a_mesh_with_tls_is_named(
     authority: Authority, text: ModelText
 ) -> None:
     async with control_plane(text) as mesh:
-        await mesh.join("alpha", 0, 1, files_of(authority))
+        await mesh.join("alpha", 0, 1, authority.client(own=True))
         await mesh.join("beta", 1, 2, None)
-        status, answer = await mesh.ask(files_of(authority))
+        status, answer = await mesh.ask(authority.client(own=True))
         assert status == 503, answer
         message = answer["error"]["message"]
         assert "node beta at 127.0.0.1:" in message

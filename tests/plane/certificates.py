@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from meshnet.credentials import Credentials
+from meshnet.tls import TlsFiles
 
 _DAY = dt.timedelta(days=1)
 
@@ -31,20 +33,19 @@ class Authority:
     certificate: Path
     key: Path
 
-    def server(self, *, ask_callers: bool = False) -> ssl.SSLContext:
-        """Give a server's context, which may demand certificates of its callers."""
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.ca)
-        context.load_cert_chain(self.certificate, self.key)
-        if ask_callers:
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
+    @property
+    def files(self) -> TlsFiles:
+        """All of them."""
+        return TlsFiles(self.certificate, self.key, self.ca)
 
-    def client(self, *, own: bool = False) -> ssl.SSLContext:
-        """Give a client's context, with the certificate as its own where asked."""
-        context = ssl.create_default_context(cafile=self.ca)
-        if own:
-            context.load_cert_chain(self.certificate, self.key)
-        return context
+    def server(self, *, ask_callers: bool = False) -> Credentials:
+        """Give a server's credentials, which may demand certificates of its callers."""
+        ca = self.ca if ask_callers else None
+        return Credentials(TlsFiles(self.certificate, self.key, ca))
+
+    def client(self, *, own: bool = False) -> Credentials:
+        """Give a client's credentials, with the certificate as its own where asked."""
+        return Credentials(self.files if own else TlsFiles(ca=self.ca))
 
 
 def make_authority(directory: Path, *, uris: Sequence[str] = ()) -> Authority:

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import socket
-import ssl
 import threading
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
+from meshnet.credentials import Credentials
 from meshnet.operations import OwnerId, Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
@@ -162,7 +162,7 @@ async def serving(
     handler: PlaneHandler,
     *,
     limits: PlaneLimits | None = None,
-    tls: ssl.SSLContext | None = None,
+    tls: Credentials | None = None,
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve `handler` on a free port of 127.0.0.1."""
     server = PlaneServer(handler, policies=CompressionPolicies(), limits=limits, tls=tls)

@@ -18,7 +18,7 @@ from meshnet.cli.bench.wire import measure_wire
 from meshnet.cli.bench.wire_cases import DEFAULT_SIZES, STACKS, WirePlan, shape_of
 from meshnet.cli.bench.wire_plot import plot_wire
 from meshnet.cli.output import Json
-from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_files
+from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.errors import ConfigError
 
 __all__ = ["Plot", "Quick", "Rounds", "codec", "hop", "measure", "wire", "write_plot"]
@@ -109,7 +109,7 @@ def hop(
     as_json: Json = False,
 ) -> None:
     """Time chunks of three lengths to a running node: its computing, and what the way adds."""
-    tls = tls_files(tls_cert, tls_key, tls_ca)
+    tls = tls_credentials(tls_cert, tls_key, tls_ca)
     report = measure(measure_hop(url, Run(rounds, quick), hidden_size, tls))
     print_report(report, describe_machine(), as_json=as_json)
 

@@ -20,12 +20,13 @@ from meshnet.cli.bench.ours import RAW_POLICIES
 from meshnet.cli.bench.report import Report, Run, Table, format_us, progress
 from meshnet.cli.bench.stacks import RawSocket, time_round_trips
 from meshnet.cli.processes import Children
+from meshnet.credentials import Credentials
 from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.grammar import Phase, Want
 from meshnet.plane.client import PlaneClient
 from meshnet.timing import parse_timings
-from meshnet.tls import TLS_CA, TlsFiles, client_context
+from meshnet.tls import TLS_CA, TlsFiles
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import ChunkHeader
 
@@ -105,7 +106,7 @@ def node_address(url: str) -> tuple[str, bool]:
 
 
 async def measure_hop(
-    url: str, run: Run, hidden_size: int | None = None, tls: TlsFiles | None = None
+    url: str, run: Run, hidden_size: int | None = None, tls: Credentials | None = None
 ) -> Report:
     """Send chunks of three lengths to a node, beside a TCP echo of as many bytes on loopback.
 
@@ -113,7 +114,7 @@ async def measure_hop(
         url: of the node.
         run: how much to measure.
         hidden_size: of its hidden states, for a node whose /healthz does not say.
-        tls: files for a node with TLS; None takes the system's authorities.
+        tls: credentials for a node with TLS; None takes the system's authorities.
 
     Raises:
         MeshError: the node does not answer, or refuses the chunks; or a file cannot be used.
@@ -121,16 +122,18 @@ async def measure_hop(
     address, is_tls = node_address(url)
     if tls is not None and not is_tls:
         raise ConfigError(f"URL: {url!r}; expected https:// with {TLS_CA}", field="URL")
-    context = client_context(tls or TlsFiles() if is_tls else None)
+    if tls is None and is_tls:
+        tls = Credentials(TlsFiles())
     async with AsyncExitStack() as stack:
-        client = PlaneClient(policies=RAW_POLICIES, tls=context)
+        client = PlaneClient(policies=RAW_POLICIES, tls=tls)
         stack.push_async_callback(client.close)
         health = await _health(client, address)
         width = hidden_size or _hidden_size(health)
         children = await stack.enter_async_context(Children())
         echo = await children.start("raw", "bench", "serve", EchoStack.RAW.value)
         echo_address = (await echo.event("ready"))["address"]
-        takes_ids = await _takes_ids(client, address, width)
+        node = NodeId(str(health["node"]))
+        takes_ids = await _takes_ids(client, address, node, width)
         report = Report(f"hop: node {health.get('node')} at {address}", _NOTES)
         report.facts["node"] = health
         given = "token ids" if takes_ids else "hidden states"
@@ -142,7 +145,7 @@ async def measure_hop(
                 hidden = _hidden_states(num_tokens, width)
                 tensor = np.zeros((1, num_tokens), np.int32) if takes_ids else hidden
                 session = SessionId(str(uuid.uuid4()))
-                probe = _Probe(client, address, NodeId("node"), tensor, session)
+                probe = _Probe(client, address, node, tensor, session)
                 raw = RawSocket(echo_address, hidden)
                 try:
                     slow = max(await probe.take(_WARM_UPS))
@@ -157,7 +160,7 @@ async def measure_hop(
                     series = await interleave(blocks, rounds, advance)
                 finally:
                     await raw.close()
-                    await client.release(address, session)
+                    await client.release(address, session, node=node)
                 _add_row(table, hidden.nbytes, probe, series)
     return report
 
@@ -167,14 +170,14 @@ def _hidden_states(num_tokens: int, width: int) -> npt.NDArray[Any]:
     return random.standard_normal((1, num_tokens, width), np.float32).astype(ml_dtypes.bfloat16)
 
 
-async def _takes_ids(client: PlaneClient, address: str, width: int) -> bool:
+async def _takes_ids(client: PlaneClient, address: str, node: NodeId, width: int) -> bool:
     """Try hidden states; a model's first shard takes token ids in their place.
 
     Raises:
         MeshError: the node refuses the chunk for another reason.
     """
     session = SessionId(str(uuid.uuid4()))
-    probe = _Probe(client, address, NodeId("node"), _hidden_states(1, width), session)
+    probe = _Probe(client, address, node, _hidden_states(1, width), session)
     try:
         await probe.take(1)
     except MeshError as error:
@@ -182,7 +185,7 @@ async def _takes_ids(client: PlaneClient, address: str, width: int) -> bool:
             raise
         return True
     finally:
-        await client.release(address, session)
+        await client.release(address, session, node=node)
     return False
 
 

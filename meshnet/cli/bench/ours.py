@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ssl
 import uuid
 from typing import Any, Final
 
 import numpy.typing as npt
 
 from meshnet.compression import CompressionPolicies, CompressionPolicy
+from meshnet.credentials import Credentials
 from meshnet.dtypes import BFLOAT16, Body, view_bytes
 from meshnet.grammar import Phase, Want
 from meshnet.plane.client import PlaneClient
@@ -58,7 +58,7 @@ class Meshnet(_Session):
     """POST /forward to a stub node by the client that nodes use for the hop after, blocking."""
 
     def __init__(
-        self, address: str, tensor: npt.NDArray[Any], tls: ssl.SSLContext | None = None
+        self, address: str, tensor: npt.NDArray[Any], tls: Credentials | None = None
     ) -> None:
         super().__init__(address, tensor)
         self._client = HopClient(policies=RAW_POLICIES, tls=tls)
@@ -84,7 +84,7 @@ class MeshnetAio(_Session):
     """The same by the asyncio client, which gateways use."""
 
     def __init__(
-        self, address: str, tensor: npt.NDArray[Any], tls: ssl.SSLContext | None = None
+        self, address: str, tensor: npt.NDArray[Any], tls: Credentials | None = None
     ) -> None:
         super().__init__(address, tensor)
         self._client = PlaneClient(policies=RAW_POLICIES, tls=tls)
