@@ -1,0 +1,381 @@
+"""EnrollmentService: join tokens, certificates, members."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NoReturn
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from meshnet.authority import Authority, Issued
+from meshnet.certificates import read_csr, spki_sha256
+from meshnet.control.caller import current_caller
+from meshnet.control.documents import Documents
+from meshnet.control.join_tokens import JoinToken, JoinTokens, TokenSpec
+from meshnet.control.members import Member, Members
+from meshnet.control.paging import page_of
+from meshnet.control.validate import check_model, check_node_id, check_required, invalid
+from meshnet.errors import Code, MeshError
+from meshnet.identity import Identity, Role, parse_identity
+from meshnet.topology import LayerRange
+from meshnet.v1 import enrollment_service_pb2 as pb
+from meshnet.v1 import types_pb2
+
+__all__ = ["EnrollmentService", "Enrolment"]
+
+MAX_TTL_S: Final = 7 * 24 * 3600.0
+DEFAULT_TTL_S: Final = 3600.0
+MIN_TTL_S: Final = 1.0
+MAX_USES: Final = 100_000
+_TRIES: Final = 5
+_PATTERN: Final = re.compile(r"[a-z0-9.*-]{0,63}")
+_ROLES: Final = {
+    pb.ROLE_NODE: Role.NODE,
+    pb.ROLE_GATEWAY: Role.GATEWAY,
+    pb.ROLE_READ: Role.READ,
+    pb.ROLE_OPERATE: Role.OPERATE,
+    pb.ROLE_ADMIN: Role.ADMIN,
+}
+_NUMBERS: Final = {role: number for number, role in _ROLES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """What a control plane needs to admit members.
+
+    Attributes:
+        authority: certifies them.
+        documents: keeps tokens and members.
+        http_addresses: gives ``host:port`` of the JSON face of each replica, for join tokens.
+        grpc_addresses: gives ``host:port`` of the gRPC face of each, for those who joined.
+        wall_clock: seconds since 1970.
+    """
+
+    authority: Authority
+    documents: Documents
+    http_addresses: Callable[[], Sequence[str]]
+    grpc_addresses: Callable[[], Sequence[str]]
+    wall_clock: Callable[[], float] = time.time
+
+
+class EnrollmentService:
+    """Servicer of meshnet.v1.EnrollmentService, for both faces.
+
+    Args:
+        enrolment: None on a control plane that is open, which admits nobody.
+    """
+
+    def __init__(self, enrolment: Enrolment | None) -> None:
+        self._enrolment = enrolment
+        if enrolment is not None:
+            self._tokens = JoinTokens(enrolment.documents, enrolment.wall_clock)
+            self._members = Members(enrolment.documents, enrolment.wall_clock)
+
+    async def Enroll(  # noqa: N802 - the schema's name
+        self, request: pb.EnrollRequest, _context: object
+    ) -> pb.EnrollResponse:
+        """Trade a join token for a certificate."""
+        enrolment = self._known()
+        check_required(request)
+        token = await self._tokens.check(request.join_token)
+        identity = _admitted(token, request.member_name)
+        key = _key(request.csr_pem)
+        for _ in range(_TRIES):
+            issued = enrolment.authority.issue(identity, key)
+            member = await self._member(token, identity, key, request.join_token)
+            try:
+                await self._members.keep(replace(member, expire_s=issued.expire_s))
+            except MeshError as error:
+                if error.code is not Code.ABORTED:
+                    raise
+                continue
+            answer = pb.EnrollResponse(
+                certificate_chain_pem=issued.chain_pem,
+                trust_bundle_pem=issued.bundle_pem,
+                renew_time=_timestamp(issued.renew_s),
+                role=_NUMBERS[token.spec.role],
+                model=token.spec.model,
+                grpc_addresses=enrolment.grpc_addresses(),
+            )
+            if token.spec.layers is not None:
+                answer.layers.CopyFrom(_layers(token.spec.layers))
+            return answer
+        _busy()
+
+    async def RenewCertificate(  # noqa: N802
+        self, request: pb.RenewCertificateRequest, _context: object
+    ) -> pb.RenewCertificateResponse:
+        """Issue a new certificate to a member."""
+        enrolment = self._known()
+        caller = current_caller()
+        if caller is None:
+            raise MeshError(
+                Code.UNAUTHENTICATED,
+                "a renewal needs the certificate that is to be renewed",
+                reason="CREDENTIALS_MISSING",
+            )
+        check_required(request)
+        key = _key(request.csr_pem)
+        for _ in range(_TRIES):
+            member = await self._members.get(caller)
+            if member is None or member.key_sha256 != spki_sha256(key):
+                why = "is not, or no more, a member" if member is None else "joined by another key"
+                raise MeshError(
+                    Code.PERMISSION_DENIED,
+                    f"{caller.role.value} {caller.name!r} {why}: join again by a new token",
+                    reason="MEMBER_REMOVED",
+                )
+            issued = enrolment.authority.issue(caller, key)
+            try:
+                await self._members.keep(replace(member, expire_s=issued.expire_s))
+            except MeshError as error:
+                if error.code is not Code.ABORTED:
+                    raise
+                continue
+            return pb.RenewCertificateResponse(
+                certificate_chain_pem=issued.chain_pem,
+                trust_bundle_pem=issued.bundle_pem,
+                renew_time=_timestamp(issued.renew_s),
+            )
+        _busy()
+
+    async def GetTrustBundle(  # noqa: N802
+        self, _request: pb.GetTrustBundleRequest, _context: object
+    ) -> pb.GetTrustBundleResponse:
+        """Give the roots to trust now."""
+        return pb.GetTrustBundleResponse(trust_bundle_pem=self._known().authority.bundle_pem)
+
+    async def CreateJoinToken(  # noqa: N802
+        self, request: pb.CreateJoinTokenRequest, _context: object
+    ) -> pb.CreateJoinTokenResponse:
+        """Create a join token."""
+        enrolment = self._known()
+        check_required(request)
+        spec, ttl_s = _spec(request.join_token)
+        token, secret = await self._tokens.create(spec, ttl_s)
+        return pb.CreateJoinTokenResponse(
+            join_token=_token_message(token),
+            token=f"{token.public}.{secret}",
+            ca_spki_sha256=enrolment.authority.spki_sha256,
+            http_addresses=enrolment.http_addresses(),
+        )
+
+    async def ListJoinTokens(  # noqa: N802
+        self, request: pb.ListJoinTokensRequest, _context: object
+    ) -> pb.ListJoinTokensResponse:
+        """Give a page of the join tokens."""
+        self._known()
+        keyed = [(token.public, _token_message(token)) for token in await self._tokens.list()]
+        page, following = page_of(request, keyed)
+        return pb.ListJoinTokensResponse(join_tokens=page, next_page_token=following)
+
+    async def DeleteJoinToken(  # noqa: N802
+        self, request: pb.DeleteJoinTokenRequest, _context: object
+    ) -> pb.DeleteJoinTokenResponse:
+        """Delete a join token."""
+        self._known()
+        check_required(request)
+        public = _id_of(request.name, "joinTokens")
+        if not await self._tokens.delete(public):
+            raise MeshError(Code.NOT_FOUND, f"there is no join token {public!r}", field="name")
+        return pb.DeleteJoinTokenResponse()
+
+    async def ListMembers(  # noqa: N802
+        self, request: pb.ListMembersRequest, _context: object
+    ) -> pb.ListMembersResponse:
+        """Give a page of the members."""
+        self._known()
+        keyed = [(found.name, found) for found in map(_message, await self._members.list())]
+        page, following = page_of(request, keyed)
+        return pb.ListMembersResponse(members=page, next_page_token=following)
+
+    async def DeleteMember(  # noqa: N802
+        self, request: pb.DeleteMemberRequest, _context: object
+    ) -> pb.DeleteMemberResponse:
+        """Remove a member."""
+        self._known()
+        check_required(request)
+        role, _, name = _id_of(request.name, "members").partition(".")
+        identity = _identity(role, name, "name")
+        if not await self._members.remove(identity):
+            raise MeshError(
+                Code.NOT_FOUND, f"there is no member {request.name[:200]!r}", field="name"
+            )
+        return pb.DeleteMemberResponse()
+
+    def _known(self) -> Enrolment:
+        if self._enrolment is None:
+            raise MeshError(
+                Code.FAILED_PRECONDITION,
+                "this control plane is open to everybody and has no authority; one that knows "
+                "its callers is started with: meshnet control --state DIR",
+                reason="NO_AUTHORITY",
+            )
+        return self._enrolment
+
+    async def _member(
+        self,
+        token: JoinToken,
+        identity: Identity,
+        key: ec.EllipticCurvePublicKey,
+        credential: str,
+    ) -> Member:
+        """Give the record of who joins; a new one takes a use of the token.
+
+        Raises:
+            MeshError: ALREADY_EXISTS (NAME_TAKEN), another key holds the name; or as
+                `JoinTokens.use`.
+        """
+        now_s = self._known().wall_clock()
+        found = await self._members.get(identity)
+        hashed = spki_sha256(key)
+        if found is not None and found.key_sha256 == hashed and found.token == token.public:
+            return found
+        if found is not None and found.key_sha256 != hashed and found.expire_s > now_s:
+            raise MeshError(
+                Code.ALREADY_EXISTS,
+                f"{identity.role.value} {identity.name!r} has joined by another key: choose "
+                "another name, or remove it first with: meshnet member remove",
+                field="member_name",
+                reason="NAME_TAKEN",
+            )
+        await self._members.make_room()
+        await self._tokens.use(credential)
+        revision = 0 if found is None else found.revision
+        return Member(identity, hashed, token.public, now_s, now_s, revision)
+
+
+def _admitted(token: JoinToken, name: str) -> Identity:
+    """Give who would join.
+
+    Raises:
+        MeshError: INVALID_ARGUMENT, the name cannot be one of this role; PERMISSION_DENIED
+            (NAME_NOT_ADMITTED), the token is for others.
+    """
+    role = token.spec.role
+    if role is Role.NODE:
+        check_node_id(name, "member_name")
+    identity = _identity(role.value, name, "member_name")
+    if not token.spec.admits(name):
+        raise MeshError(
+            Code.PERMISSION_DENIED,
+            f"{name!r} may not join by token {token.public}: expected a name like "
+            f"{token.spec.name_pattern}",
+            field="member_name",
+            reason="NAME_NOT_ADMITTED",
+        )
+    return identity
+
+
+def _identity(role: str, name: str, field: str) -> Identity:
+    try:
+        return parse_identity(f"spiffe://mesh/{role}/{name}")
+    except ValueError:
+        raise invalid(
+            field,
+            f"{name[:100]!r}: expected a name of 1 to 63 of a-z0-9.-, with a letter or digit at "
+            "both ends",
+        ) from None
+
+
+def _key(csr_pem: str) -> ec.EllipticCurvePublicKey:
+    try:
+        return read_csr(csr_pem)
+    except ValueError as error:
+        raise invalid("csr_pem", str(error)) from None
+
+
+def _spec(wanted: pb.JoinToken) -> tuple[TokenSpec, float]:
+    """Read what a token is to admit, and for how many seconds.
+
+    Raises:
+        MeshError: INVALID_ARGUMENT, naming the field.
+    """
+    role = _ROLES.get(wanted.role)
+    if role is None:
+        raise invalid("join_token.role", f"{wanted.role}: expected one of {', '.join(_names())}")
+    if _PATTERN.fullmatch(wanted.name_pattern) is None:
+        raise invalid(
+            "join_token.name_pattern",
+            f"{wanted.name_pattern[:100]!r}: expected at most 63 of a-z0-9.-*",
+        )
+    if wanted.max_uses > MAX_USES:
+        raise invalid("join_token.max_uses", f"{wanted.max_uses}: expected at most {MAX_USES}")
+    ttl_s = DEFAULT_TTL_S
+    if wanted.HasField("ttl"):
+        ttl_s = wanted.ttl.ToNanoseconds() / 1e9
+        if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
+            raise invalid("join_token.ttl", f"{ttl_s:g} s: expected 1 s to 7 days")
+    layers = None
+    if wanted.HasField("layers"):
+        if wanted.layers.start >= wanted.layers.end:
+            raise invalid("join_token.layers", "expected start < end")
+        layers = LayerRange(wanted.layers.start, wanted.layers.end)
+    if wanted.model:
+        check_model(f"models/{wanted.model}", "join_token.model")
+    if role is not Role.NODE and (wanted.model or layers is not None):
+        raise invalid("join_token.model", "only a token for nodes has a model and layers")
+    return TokenSpec(role, wanted.name_pattern, wanted.max_uses, wanted.model, layers), ttl_s
+
+
+def _names() -> list[str]:
+    return [pb.Role.Name(number) for number in _ROLES]
+
+
+def _id_of(name: str, collection: str) -> str:
+    """Read the resource name ``COLLECTION/ID``.
+
+    Raises:
+        MeshError: INVALID_ARGUMENT, not such a name.
+    """
+    prefix, _, found = name.partition("/")
+    if prefix != collection or not found or "/" in found or len(found) > 200:
+        raise invalid("name", f"{name[:100]!r}: expected {collection}/ID")
+    return found
+
+
+def _token_message(token: JoinToken) -> pb.JoinToken:
+    message = pb.JoinToken(
+        name=f"joinTokens/{token.public}",
+        role=_NUMBERS[token.spec.role],
+        name_pattern=token.spec.name_pattern,
+        max_uses=token.spec.max_uses,
+        used=token.used,
+        expire_time=_timestamp(token.expire_s),
+        model=token.spec.model,
+    )
+    if token.spec.layers is not None:
+        message.layers.CopyFrom(_layers(token.spec.layers))
+    return message
+
+
+def _message(member: Member) -> pb.Member:
+    identity = member.identity
+    return pb.Member(
+        name=f"members/{identity.role.value}.{identity.name}",
+        role=_NUMBERS[identity.role],
+        key_sha256=member.key_sha256,
+        join_token=f"joinTokens/{member.token}",
+        create_time=_timestamp(member.joined_s),
+        expire_time=_timestamp(member.expire_s),
+    )
+
+
+def _layers(layers: LayerRange) -> types_pb2.LayerRange:
+    return types_pb2.LayerRange(start=layers.start, end=layers.end)
+
+
+def _timestamp(seconds: float) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromNanoseconds(int(seconds * 1e9))
+    return stamp
+
+
+def _busy() -> NoReturn:
+    raise MeshError(
+        Code.UNAVAILABLE, "too many join at once: try again", reason="BUSY", retry_after_s=1.0
+    )
