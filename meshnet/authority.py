@@ -174,7 +174,7 @@ class Authority:
         retire_s = self._wall_clock() + overlap_s
         before = _Root(
             newest.certificate,
-            cross_certificate(root, newest.certificate, self._state.key),
+            cross_certificate(root, key.public_key(), newest.certificate, self._state.key),
             retire_s,
         )
         self._write(_State(key, (_Root(root), before, *older)))

@@ -133,11 +133,9 @@ def root_certificate(key: PrivateKey, period: Period) -> x509.Certificate:
 
 
 def cross_certificate(
-    root: x509.Certificate, older: x509.Certificate, older_key: PrivateKey
+    root: x509.Certificate, key: PublicKey, older: x509.Certificate, older_key: PrivateKey
 ) -> x509.Certificate:
     """Certify the key of `root` by an older authority, for those who know only that one."""
-    key = root.public_key()
-    assert isinstance(key, PublicKey)
     period = Period(
         root.not_valid_before_utc.timestamp(),
         min(root.not_valid_after_utc, older.not_valid_after_utc).timestamp(),

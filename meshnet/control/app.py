@@ -17,6 +17,7 @@ import grpc
 from aiohttp import web
 
 import meshnet
+from meshnet.control.enrollment_service import EnrollmentService
 from meshnet.control.http_face import HttpFace
 from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
@@ -24,7 +25,7 @@ from meshnet.control.openapi import openapi
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
 from meshnet.control.store_url import make_store
-from meshnet.control.stubs import SERVICES, add_nodes, add_routes
+from meshnet.control.stubs import SERVICES, add_enrollment, add_nodes, add_routes
 from meshnet.control.transcode import Transcoder
 from meshnet.errors import ConfigError, MeshError
 from meshnet.listen import host_port, listen
@@ -112,7 +113,11 @@ class ControlServer:
             bookmark_interval_s=settings.bookmark_interval_s,
         )
         self._rpc = RpcServer(
-            (partial(add_nodes, nodes), partial(add_routes, routes)),
+            (
+                partial(add_nodes, nodes),
+                partial(add_routes, routes),
+                partial(add_enrollment, EnrollmentService(None)),
+            ),
             [service.full_name for service in SERVICES],
             self._metrics.observe,
             self._age,

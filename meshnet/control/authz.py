@@ -57,6 +57,16 @@ _SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "ListModels": Rule(_MESH | _READ),
         "GetStatus": Rule(_MESH | _READ),
     },
+    "meshnet.v1.EnrollmentService": {
+        "Enroll": Rule(),
+        "GetTrustBundle": Rule(),
+        "RenewCertificate": Rule(_MESH | _READ),
+        "CreateJoinToken": Rule(_ADMIN),
+        "ListJoinTokens": Rule(_READ),
+        "DeleteJoinToken": Rule(_ADMIN),
+        "ListMembers": Rule(_READ),
+        "DeleteMember": Rule(_ADMIN),
+    },
     "grpc.health.v1.Health": {"Check": Rule(_ALL), "Watch": Rule(_ALL), "List": Rule(_ALL)},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Rule(_ALL)},
 }

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NoReturn
+from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from google.protobuf.timestamp_pb2 import Timestamp
 
-from meshnet.authority import Authority, Issued
-from meshnet.certificates import read_csr, spki_sha256
+from meshnet.authority import Authority
+from meshnet.certificates import spki_sha256
 from meshnet.control.caller import current_caller
 from meshnet.control.documents import Documents
-from meshnet.control.join_tokens import JoinToken, JoinTokens, TokenSpec
+from meshnet.control.enrollment_shape import (
+    ROLE_NUMBERS,
+    id_of,
+    identity_named,
+    key_of,
+    layers_message,
+    member_message,
+    timestamp,
+    token_message,
+    token_spec,
+)
+from meshnet.control.join_tokens import JoinToken, JoinTokens
 from meshnet.control.members import Member, Members
 from meshnet.control.paging import page_of
-from meshnet.control.validate import check_model, check_node_id, check_required, invalid
+from meshnet.control.validate import check_node_id, check_required
 from meshnet.errors import Code, MeshError
-from meshnet.identity import Identity, Role, parse_identity
-from meshnet.topology import LayerRange
+from meshnet.identity import Identity, Role
 from meshnet.v1 import enrollment_service_pb2 as pb
-from meshnet.v1 import types_pb2
 
 __all__ = ["EnrollmentService", "Enrolment"]
 
-MAX_TTL_S: Final = 7 * 24 * 3600.0
-DEFAULT_TTL_S: Final = 3600.0
-MIN_TTL_S: Final = 1.0
-MAX_USES: Final = 100_000
 _TRIES: Final = 5
-_PATTERN: Final = re.compile(r"[a-z0-9.*-]{0,63}")
-_ROLES: Final = {
-    pb.ROLE_NODE: Role.NODE,
-    pb.ROLE_GATEWAY: Role.GATEWAY,
-    pb.ROLE_READ: Role.READ,
-    pb.ROLE_OPERATE: Role.OPERATE,
-    pb.ROLE_ADMIN: Role.ADMIN,
-}
-_NUMBERS: Final = {role: number for number, role in _ROLES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ class EnrollmentService:
         check_required(request)
         token = await self._tokens.check(request.join_token)
         identity = _admitted(token, request.member_name)
-        key = _key(request.csr_pem)
+        key = key_of(request.csr_pem)
         for _ in range(_TRIES):
             issued = enrolment.authority.issue(identity, key)
             member = await self._member(token, identity, key, request.join_token)
@@ -96,15 +90,15 @@ class EnrollmentService:
             answer = pb.EnrollResponse(
                 certificate_chain_pem=issued.chain_pem,
                 trust_bundle_pem=issued.bundle_pem,
-                renew_time=_timestamp(issued.renew_s),
-                role=_NUMBERS[token.spec.role],
+                renew_time=timestamp(issued.renew_s),
+                role=ROLE_NUMBERS[token.spec.role],
                 model=token.spec.model,
                 grpc_addresses=enrolment.grpc_addresses(),
             )
             if token.spec.layers is not None:
-                answer.layers.CopyFrom(_layers(token.spec.layers))
+                answer.layers.CopyFrom(layers_message(token.spec.layers))
             return answer
-        _busy()
+        raise _busy()
 
     async def RenewCertificate(  # noqa: N802
         self, request: pb.RenewCertificateRequest, _context: object
@@ -119,7 +113,7 @@ class EnrollmentService:
                 reason="CREDENTIALS_MISSING",
             )
         check_required(request)
-        key = _key(request.csr_pem)
+        key = key_of(request.csr_pem)
         for _ in range(_TRIES):
             member = await self._members.get(caller)
             if member is None or member.key_sha256 != spki_sha256(key):
@@ -139,9 +133,9 @@ class EnrollmentService:
             return pb.RenewCertificateResponse(
                 certificate_chain_pem=issued.chain_pem,
                 trust_bundle_pem=issued.bundle_pem,
-                renew_time=_timestamp(issued.renew_s),
+                renew_time=timestamp(issued.renew_s),
             )
-        _busy()
+        raise _busy()
 
     async def GetTrustBundle(  # noqa: N802
         self, _request: pb.GetTrustBundleRequest, _context: object
@@ -155,10 +149,10 @@ class EnrollmentService:
         """Create a join token."""
         enrolment = self._known()
         check_required(request)
-        spec, ttl_s = _spec(request.join_token)
+        spec, ttl_s = token_spec(request.join_token)
         token, secret = await self._tokens.create(spec, ttl_s)
         return pb.CreateJoinTokenResponse(
-            join_token=_token_message(token),
+            join_token=token_message(token),
             token=f"{token.public}.{secret}",
             ca_spki_sha256=enrolment.authority.spki_sha256,
             http_addresses=enrolment.http_addresses(),
@@ -169,7 +163,7 @@ class EnrollmentService:
     ) -> pb.ListJoinTokensResponse:
         """Give a page of the join tokens."""
         self._known()
-        keyed = [(token.public, _token_message(token)) for token in await self._tokens.list()]
+        keyed = [(token.public, token_message(token)) for token in await self._tokens.list()]
         page, following = page_of(request, keyed)
         return pb.ListJoinTokensResponse(join_tokens=page, next_page_token=following)
 
@@ -179,7 +173,7 @@ class EnrollmentService:
         """Delete a join token."""
         self._known()
         check_required(request)
-        public = _id_of(request.name, "joinTokens")
+        public = id_of(request.name, "joinTokens")
         if not await self._tokens.delete(public):
             raise MeshError(Code.NOT_FOUND, f"there is no join token {public!r}", field="name")
         return pb.DeleteJoinTokenResponse()
@@ -189,7 +183,7 @@ class EnrollmentService:
     ) -> pb.ListMembersResponse:
         """Give a page of the members."""
         self._known()
-        keyed = [(found.name, found) for found in map(_message, await self._members.list())]
+        keyed = [(found.name, found) for found in map(member_message, await self._members.list())]
         page, following = page_of(request, keyed)
         return pb.ListMembersResponse(members=page, next_page_token=following)
 
@@ -199,8 +193,8 @@ class EnrollmentService:
         """Remove a member."""
         self._known()
         check_required(request)
-        role, _, name = _id_of(request.name, "members").partition(".")
-        identity = _identity(role, name, "name")
+        role, _, name = id_of(request.name, "members").partition(".")
+        identity = identity_named(role, name, "name")
         if not await self._members.remove(identity):
             raise MeshError(
                 Code.NOT_FOUND, f"there is no member {request.name[:200]!r}", field="name"
@@ -259,7 +253,7 @@ def _admitted(token: JoinToken, name: str) -> Identity:
     role = token.spec.role
     if role is Role.NODE:
         check_node_id(name, "member_name")
-    identity = _identity(role.value, name, "member_name")
+    identity = identity_named(role.value, name, "member_name")
     if not token.spec.admits(name):
         raise MeshError(
             Code.PERMISSION_DENIED,
@@ -271,111 +265,7 @@ def _admitted(token: JoinToken, name: str) -> Identity:
     return identity
 
 
-def _identity(role: str, name: str, field: str) -> Identity:
-    try:
-        return parse_identity(f"spiffe://mesh/{role}/{name}")
-    except ValueError:
-        raise invalid(
-            field,
-            f"{name[:100]!r}: expected a name of 1 to 63 of a-z0-9.-, with a letter or digit at "
-            "both ends",
-        ) from None
-
-
-def _key(csr_pem: str) -> ec.EllipticCurvePublicKey:
-    try:
-        return read_csr(csr_pem)
-    except ValueError as error:
-        raise invalid("csr_pem", str(error)) from None
-
-
-def _spec(wanted: pb.JoinToken) -> tuple[TokenSpec, float]:
-    """Read what a token is to admit, and for how many seconds.
-
-    Raises:
-        MeshError: INVALID_ARGUMENT, naming the field.
-    """
-    role = _ROLES.get(wanted.role)
-    if role is None:
-        raise invalid("join_token.role", f"{wanted.role}: expected one of {', '.join(_names())}")
-    if _PATTERN.fullmatch(wanted.name_pattern) is None:
-        raise invalid(
-            "join_token.name_pattern",
-            f"{wanted.name_pattern[:100]!r}: expected at most 63 of a-z0-9.-*",
-        )
-    if wanted.max_uses > MAX_USES:
-        raise invalid("join_token.max_uses", f"{wanted.max_uses}: expected at most {MAX_USES}")
-    ttl_s = DEFAULT_TTL_S
-    if wanted.HasField("ttl"):
-        ttl_s = wanted.ttl.ToNanoseconds() / 1e9
-        if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
-            raise invalid("join_token.ttl", f"{ttl_s:g} s: expected 1 s to 7 days")
-    layers = None
-    if wanted.HasField("layers"):
-        if wanted.layers.start >= wanted.layers.end:
-            raise invalid("join_token.layers", "expected start < end")
-        layers = LayerRange(wanted.layers.start, wanted.layers.end)
-    if wanted.model:
-        check_model(f"models/{wanted.model}", "join_token.model")
-    if role is not Role.NODE and (wanted.model or layers is not None):
-        raise invalid("join_token.model", "only a token for nodes has a model and layers")
-    return TokenSpec(role, wanted.name_pattern, wanted.max_uses, wanted.model, layers), ttl_s
-
-
-def _names() -> list[str]:
-    return [pb.Role.Name(number) for number in _ROLES]
-
-
-def _id_of(name: str, collection: str) -> str:
-    """Read the resource name ``COLLECTION/ID``.
-
-    Raises:
-        MeshError: INVALID_ARGUMENT, not such a name.
-    """
-    prefix, _, found = name.partition("/")
-    if prefix != collection or not found or "/" in found or len(found) > 200:
-        raise invalid("name", f"{name[:100]!r}: expected {collection}/ID")
-    return found
-
-
-def _token_message(token: JoinToken) -> pb.JoinToken:
-    message = pb.JoinToken(
-        name=f"joinTokens/{token.public}",
-        role=_NUMBERS[token.spec.role],
-        name_pattern=token.spec.name_pattern,
-        max_uses=token.spec.max_uses,
-        used=token.used,
-        expire_time=_timestamp(token.expire_s),
-        model=token.spec.model,
-    )
-    if token.spec.layers is not None:
-        message.layers.CopyFrom(_layers(token.spec.layers))
-    return message
-
-
-def _message(member: Member) -> pb.Member:
-    identity = member.identity
-    return pb.Member(
-        name=f"members/{identity.role.value}.{identity.name}",
-        role=_NUMBERS[identity.role],
-        key_sha256=member.key_sha256,
-        join_token=f"joinTokens/{member.token}",
-        create_time=_timestamp(member.joined_s),
-        expire_time=_timestamp(member.expire_s),
-    )
-
-
-def _layers(layers: LayerRange) -> types_pb2.LayerRange:
-    return types_pb2.LayerRange(start=layers.start, end=layers.end)
-
-
-def _timestamp(seconds: float) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromNanoseconds(int(seconds * 1e9))
-    return stamp
-
-
-def _busy() -> NoReturn:
-    raise MeshError(
+def _busy() -> MeshError:
+    return MeshError(
         Code.UNAVAILABLE, "too many join at once: try again", reason="BUSY", retry_after_s=1.0
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import secrets
 import string
 import time
@@ -52,8 +51,20 @@ class TokenSpec:
         """Whether somebody of this name may join."""
         if not self.name_pattern:
             return True
-        pattern = ".*".join(re.escape(part) for part in self.name_pattern.split("*"))
-        return re.fullmatch(pattern, name) is not None
+        first, *others = self.name_pattern.split("*")
+        if not others:
+            return name == first
+        *between, last = others
+        at = len(first)
+        if not name.startswith(first) or len(name) - at < len(last) or not name.endswith(last):
+            return False
+        end = len(name) - len(last)
+        for part in between:
+            found = name.find(part, at, end)
+            if found < 0:
+                return False
+            at = found + len(part)
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,6 @@ class Members:
         found = await self._documents.get(_KIND, _key(identity))
         return None if found is None else _read(found)
 
-    async def holder(self, identity: Identity) -> Member | None:
-        """Give the member that holds a name; one whose last certificate has ended holds none."""
-        member = await self.get(identity)
-        return None if member is None or member.expire_s <= self._wall_clock() else member
-
     async def list(self) -> list[Member]:
         """Give all members, in order of role and name."""
         return [_read(document) for document in await self._documents.list(_KIND)]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from meshnet.v1 import (
+    enrollment_service_pb2,
+    enrollment_service_pb2_grpc,
     node_service_pb2,
     node_service_pb2_grpc,
     route_service_pb2,
@@ -14,14 +16,24 @@ from meshnet.v1 import (
 )
 
 if TYPE_CHECKING:  # a client needs no servicers
+    from meshnet.control.enrollment_service import EnrollmentService
     from meshnet.control.node_service import NodeService
     from meshnet.control.route_service import RouteService
 
-__all__ = ["SERVICES", "add_nodes", "add_routes", "node_stub", "route_stub"]
+__all__ = [
+    "SERVICES",
+    "add_enrollment",
+    "add_nodes",
+    "add_routes",
+    "enrollment_stub",
+    "node_stub",
+    "route_stub",
+]
 
 SERVICES: Final = (
     node_service_pb2.DESCRIPTOR.services_by_name["NodeService"],
     route_service_pb2.DESCRIPTOR.services_by_name["RouteService"],
+    enrollment_service_pb2.DESCRIPTOR.services_by_name["EnrollmentService"],
 )
 """Descriptors of the services that both faces serve."""
 
@@ -36,6 +48,11 @@ def add_routes(servicer: RouteService, server: grpc.aio.Server) -> None:
     route_service_pb2_grpc.add_RouteServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
 
 
+def add_enrollment(servicer: EnrollmentService, server: grpc.aio.Server) -> None:
+    """Register a servicer."""
+    enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
 def node_stub(channel: grpc.aio.Channel) -> Any:
     """Give the calls of NodeService."""
     return node_service_pb2_grpc.NodeServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -44,3 +61,8 @@ def node_stub(channel: grpc.aio.Channel) -> Any:
 def route_stub(channel: grpc.aio.Channel) -> Any:
     """Give the calls of RouteService."""
     return route_service_pb2_grpc.RouteServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+def enrollment_stub(channel: grpc.aio.Channel) -> Any:
+    """Give the calls of EnrollmentService."""
+    return enrollment_service_pb2_grpc.EnrollmentServiceStub(channel)  # type: ignore[no-untyped-call]
