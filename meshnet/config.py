@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshnet.compression import CompressionPolicies
@@ -21,7 +21,10 @@ class Config:
         chunk_tokens: MESHNET_CHUNK_TOKENS, token positions of a prompt per chunk.
         control_url: MESHNET_CONTROL, where the control plane is; several replicas with commas.
         gateway_url: MESHNET_GATEWAY, where clients find the OpenAI endpoint.
+        api_key: MESHNET_API_KEY, what clients of this process show a gateway.
+        api_keys: MESHNET_API_KEYS, the store of the keys that a gateway accepts.
         cache_dir: MESHNET_CACHE_DIR, else ``meshnet`` in the user's cache directory.
+        state_dir: MESHNET_STATE_DIR, else ``meshnet`` in the user's state directory.
         hub_endpoint: HF_ENDPOINT, None for the hub's own address.
         log_level: MESHNET_LOG, a level of `logging` in lower case.
         compression: MESHNET_COMPRESSION_<ROUTE>_<PHASE>_<NAME>.
@@ -30,7 +33,10 @@ class Config:
     chunk_tokens: int
     control_url: str
     gateway_url: str
+    api_key: str | None = field(repr=False)
+    api_keys: str | None
     cache_dir: Path
+    state_dir: Path
     hub_endpoint: str | None
     log_level: str
     compression: CompressionPolicies
@@ -53,7 +59,10 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         chunk_tokens=_positive(env, "MESHNET_CHUNK_TOKENS", 128),
         control_url=env.get("MESHNET_CONTROL", "grpc://127.0.0.1:7071"),
         gateway_url=env.get("MESHNET_GATEWAY", "http://127.0.0.1:8080"),
-        cache_dir=_cache_dir(env),
+        api_key=env.get("MESHNET_API_KEY") or None,
+        api_keys=env.get("MESHNET_API_KEYS") or None,
+        cache_dir=_user_dir(env, "MESHNET_CACHE_DIR", "XDG_CACHE_HOME", ".cache"),
+        state_dir=_user_dir(env, "MESHNET_STATE_DIR", "XDG_STATE_HOME", ".local/state"),
         hub_endpoint=env.get("HF_ENDPOINT") or None,
         log_level=log_level,
         compression=CompressionPolicies(overrides=env),
@@ -74,9 +83,13 @@ def _positive(env: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _cache_dir(env: Mapping[str, str]) -> Path:
-    if own := env.get("MESHNET_CACHE_DIR"):
+def _user_dir(env: Mapping[str, str], own_name: str, xdg_name: str, in_home: str) -> Path:
+    """Give the directory for one kind of a user's files.
+
+    Source: XDG Base Directory Specification.
+    """
+    if own := env.get(own_name):
         return Path(own)
-    if xdg := env.get("XDG_CACHE_HOME"):
+    if xdg := env.get(xdg_name):
         return Path(xdg) / "meshnet"
-    return Path(env.get("HOME") or "~").expanduser() / ".cache" / "meshnet"
+    return Path(env.get("HOME") or "~").expanduser() / in_home / "meshnet"

@@ -13,12 +13,15 @@ from aiohttp import web
 from meshnet.compression import CompressionPolicies
 from meshnet.control.app import ControlServer, ControlSettings
 from meshnet.control.client import ControlClient
+from meshnet.control.store_url import make_documents
 from meshnet.credentials import Credentials
 from meshnet.errors import MeshError
 from meshnet.listen import BACKLOG, host_port, listen
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.late import LateAnswers
+from meshnet_gateway.admission import METRICS_PATH, add_admission
 from meshnet_gateway.draining import DrainingNodes
+from meshnet_gateway.key_ring import KeyRing
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.metrics import render_metrics
 from meshnet_gateway.model_text import ModelText
@@ -46,6 +49,7 @@ class GatewaySettings:
         pipeline: how prompts are cut and how long a chunk may take.
         recovery: what a session does when its route breaks.
         region: where the gateway is, for the choice of routes; empty for none.
+        api_keys: store of the keys that clients need; None where they need none.
         tls: files for connections to nodes; None where these have no TLS.
         grace_s: seconds that answers in progress get when the gateway closes.
     """
@@ -57,6 +61,7 @@ class GatewaySettings:
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
     region: str = ""
+    api_keys: str | None = None
     tls: Credentials | None = None
     grace_s: float = 30.0
 
@@ -70,7 +75,7 @@ class Gateway:
         policies: when bodies are compressed.
 
     Raises:
-        ConfigError: a file of TLS cannot be used.
+        ConfigError: a file of TLS, or the store of keys, cannot be used.
     """
 
     def __init__(
@@ -90,6 +95,9 @@ class Gateway:
         self._presence = Presence(self._asker)
         self._late = LateAnswers(self._ask)
         self._plane = PlaneClient(policies=policies, tls=settings.tls, late=self._late)
+        self._keys = (
+            None if settings.api_keys is None else KeyRing(make_documents(settings.api_keys))
+        )
         self._service: OpenAIService | None = None
         self._watch: NodeWatch | None = None
         self._pipelines: RecoveringPipelines | None = None
@@ -121,11 +129,14 @@ class Gateway:
             self.settings.recovery,
             self._presence,
         )
+        if self._keys is not None:
+            await self._keys.open()
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get(METRICS_PATH, self._metrics)
         self._service = OpenAIService(self._models, self._pipelines)
         add_routes(app, self._service)
+        add_admission(app, self._keys, self._service.limits.max_requests)
         # Without handler_cancellation a client that went away would not end its generation.
         self._runner = web.AppRunner(
             app,
@@ -145,6 +156,8 @@ class Gateway:
             await self._runner.cleanup()
         if self._listener is not None:
             self._listener.close()
+        if self._keys is not None:
+            await self._keys.close()
         await self._late.close()
         await self._presence.close()
         await self._plane.close()

@@ -69,6 +69,15 @@ def gateway(
     lease_ttl: Annotated[
         float, typer.Option(min=0.5, max=3600, help="Seconds that a node may be silent.")
     ] = 10.0,
+    api_keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STORE",
+            help="Store of the API keys that clients need, as `meshnet key --store`;"
+            " else MESHNET_API_KEYS.",
+            show_default="none: clients need no key",
+        ),
+    ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -100,6 +109,7 @@ def gateway(
             lease_ttl_s=lease_ttl,
         ),
         region=region,
+        api_keys=api_keys or settings.api_keys,
         tls=tls_credentials(tls_cert, tls_key, tls_ca),
         recovery=RecoverySettings(mode=recovery, spare_wait_s=spare_wait),
         pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens, window=window),

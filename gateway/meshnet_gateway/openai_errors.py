@@ -49,9 +49,12 @@ def error_body(error: MeshError) -> dict[str, Any]:
 
 def error_headers(error: MeshError) -> dict[str, str]:
     """Give the header fields that go with an error answer."""
-    if error.retry_after_s is None:
-        return {}
-    return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.code is Code.UNAUTHENTICATED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
 
 
 def shown(value: object) -> str:
@@ -61,5 +64,5 @@ def shown(value: object) -> str:
 
 
 def _error_type(status: int) -> str:
-    named = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    named = {403: "permission_error", 429: "rate_limit_error"}
     return named.get(status, "server_error" if status >= 500 else "invalid_request_error")

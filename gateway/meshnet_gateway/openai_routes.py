@@ -156,9 +156,12 @@ async def _ending_with_error(pieces: AsyncIterator[bytes]) -> AsyncIterator[byte
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Answer errors under ``/v1/`` as OpenAI does; other paths are left to their owners."""
+    """Answer errors as OpenAI does; only `MeshError` where a path is not under ``/v1/``."""
     if not request.path.startswith(_PREFIX):
-        return await handler(request)
+        try:
+            return await handler(request)
+        except MeshError as error:
+            return _error_response(error)
     try:
         return await handler(request)
     except MeshError as error:

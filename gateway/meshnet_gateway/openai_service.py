@@ -28,10 +28,12 @@ class OpenAILimits:
     Attributes:
         max_body_bytes: of a request, after any content coding; 413 above.
         max_running_choices: sessions that one request may hold at a time.
+        max_requests: completions in progress, of all clients together; 503 above.
     """
 
     max_body_bytes: int = 8 << 20
     max_running_choices: int = 4
+    max_requests: int = 256
 
 
 class OpenAIService:

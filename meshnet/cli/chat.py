@@ -10,7 +10,7 @@ import aiohttp
 import typer
 
 from meshnet import config
-from meshnet.cli.completions import StreamEnd, list_models, stream_chat
+from meshnet.cli.completions import StreamEnd, bearer, list_models, stream_chat
 from meshnet.cli.output import console, errors
 from meshnet.errors import Code, MeshError
 
@@ -36,13 +36,18 @@ def chat(
 ) -> None:
     """Talk to a model through a gateway. End with Ctrl-D; Ctrl-C stops an answer.
 
+    A gateway that wants an API key gets the one in MESHNET_API_KEY.
+
     Example: meshnet chat "What is the capital of France?"
     """
-    url = (gateway or config.load().gateway_url).rstrip("/").removesuffix("/v1")
+    settings = config.load()
+    url = (gateway or settings.gateway_url).rstrip("/").removesuffix("/v1")
     options = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     messages = [{"role": "system", "content": system}] if system else []
+    headers = bearer(settings.api_key)
     if prompt is not None:
-        asyncio.run(_answer(url, model, [*messages, {"role": "user", "content": prompt}], options))
+        messages.append({"role": "user", "content": prompt})
+        asyncio.run(_answer(url, headers, model, messages, options))
         return
     errors.print("[dim]Ctrl-D ends, Ctrl-C stops an answer.[/dim]")
     while True:
@@ -54,7 +59,7 @@ def chat(
             continue
         messages.append({"role": "user", "content": text})
         try:
-            answer = asyncio.run(_answer(url, model, messages, options))
+            answer = asyncio.run(_answer(url, headers, model, messages, options))
         except KeyboardInterrupt:
             errors.print("\n[dim]stopped[/dim]")
             messages.pop()
@@ -64,13 +69,14 @@ def chat(
 
 async def _answer(
     url: str,
+    headers: dict[str, str],
     model: str | None,
     messages: list[dict[str, str]],
     options: dict[str, float | int | None],
 ) -> str:
     """Stream one answer to standard output; gives its whole text."""
     pieces = []
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession(headers=headers) as http:
         if model is None:
             models = await list_models(http, url)
             if not models:

@@ -11,7 +11,7 @@ import aiohttp
 
 from meshnet.errors import Code, MeshError
 
-__all__ = ["StreamEnd", "list_models", "stream_chat"]
+__all__ = ["StreamEnd", "bearer", "list_models", "stream_chat"]
 
 _CONNECT_S = 5.0
 _LINE_BYTES = 1 << 20
@@ -30,6 +30,11 @@ class StreamEnd:
     finish_reason: str | None
     usage: dict[str, Any] = field(default_factory=dict)
     mesh: dict[str, Any] = field(default_factory=dict)
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """Give the header fields that show a gateway a key."""
+    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 
 async def list_models(http: aiohttp.ClientSession, gateway_url: str) -> list[str]:

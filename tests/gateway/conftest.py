@@ -13,6 +13,8 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
+from meshnet_gateway.admission import add_admission
+from meshnet_gateway.key_ring import KeyRing
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.openai_routes import add_routes
 from meshnet_gateway.openai_service import OpenAILimits, OpenAIService
@@ -61,6 +63,7 @@ async def serve(text: ModelText) -> AsyncIterator[Serve]:
             *,
             models: dict[str, ModelText] | None = None,
             limits: OpenAILimits | None = None,
+            keys: KeyRing | None = None,
         ) -> Gateway:
             service = OpenAIService(
                 {MODEL: text} if models is None else models,
@@ -70,6 +73,7 @@ async def serve(text: ModelText) -> AsyncIterator[Serve]:
             )
             app = web.Application()
             add_routes(app, service)
+            add_admission(app, keys, service.limits.max_requests)
             runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
