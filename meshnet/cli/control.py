@@ -39,6 +39,13 @@ def control(
             "etcd://HOST:PORT[,HOST:PORT...] (shared by replicas)."
         ),
     ] = "memory",
+    require_grants: Annotated[
+        bool,
+        typer.Option(
+            "--require-grants",
+            help="Nodes take sessions only along routes that this control plane has granted.",
+        ),
+    ] = False,
     as_json: Json = False,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -57,6 +64,7 @@ def control(
         grpc_port=grpc_port,
         lease_ttl_s=lease_ttl,
         store=store,
+        require_grants=require_grants,
     )
 
     @asynccontextmanager

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,14 +17,16 @@ import grpc
 from aiohttp import web
 
 import meshnet
+from meshnet.control.documents import Documents
 from meshnet.control.enrollment_service import EnrollmentService
+from meshnet.control.grant_issuer import GrantIssuer, GrantTimes
 from meshnet.control.http_face import HttpFace
 from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
 from meshnet.control.openapi import openapi
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
-from meshnet.control.store_url import make_store
+from meshnet.control.store_url import make_documents, make_store
 from meshnet.control.stubs import SERVICES, add_enrollment, add_nodes, add_routes
 from meshnet.control.transcode import Transcoder
 from meshnet.errors import ConfigError, MeshError
@@ -55,6 +57,8 @@ class ControlSettings:
         replica_id: name of this replica; empty for a random one.
         store: where the registry is kept: ``memory``, ``sqlite:PATH``, or
             ``etcd://HOST:PORT[,HOST:PORT...]``, which several replicas share.
+        require_grants: nodes take sessions only along routes that were granted to them.
+        grants: how long grants and their keys last.
     """
 
     http_host: str = "127.0.0.1"
@@ -68,6 +72,8 @@ class ControlSettings:
     close_grace_s: float = 1.0
     replica_id: str = ""
     store: str = "memory"
+    require_grants: bool = False
+    grants: GrantTimes = field(default_factory=GrantTimes)
 
     def __post_init__(self) -> None:
         """Refuse times that cannot be.
@@ -105,12 +111,23 @@ class ControlServer:
         self._settings = settings
         self._metrics = ControlMetrics()
         self._store = make_store(settings.store, clock, settings.forget_after_s)
+        self._documents: Documents | None = None
+        self._grants: GrantIssuer | None = None
+        if settings.require_grants:
+            self._documents = make_documents(settings.store)
+            self._grants = GrantIssuer(self._documents, settings.grants)
         times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
-        nodes = NodeService(self._store, times, bookmark_interval_s=settings.bookmark_interval_s)
+        nodes = NodeService(
+            self._store,
+            times,
+            bookmark_interval_s=settings.bookmark_interval_s,
+            grants=self._grants,
+        )
         routes = RouteService(
             self._store,
             settings.replica_id or secrets.token_hex(4),
             bookmark_interval_s=settings.bookmark_interval_s,
+            grants=self._grants,
         )
         self._rpc = RpcServer(
             (
@@ -145,6 +162,9 @@ class ControlServer:
             self._folder = Path(tempfile.mkdtemp(prefix="meshnet-"))
             target = self._rpc.bind_unix(str(self._folder / "grpc.sock"))
             await self._store.open()
+            if self._documents is not None and self._grants is not None:
+                await self._documents.open()
+                await self._grants.start()
         except MeshError:
             listener.close()
             await self.close()
@@ -173,6 +193,10 @@ class ControlServer:
             await self._channel.close()
         await self._rpc.close(self._settings.close_grace_s)
         await self._store.close()
+        if self._grants is not None:
+            await self._grants.close()
+        if self._documents is not None:
+            await self._documents.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

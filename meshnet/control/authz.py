@@ -52,6 +52,8 @@ _SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
     },
     "meshnet.v1.RouteService": {
         "SelectRoute": Rule(_GATEWAY, explain=_READ),
+        "GrantRoute": Rule(_GATEWAY),
+        "GetGrantPolicy": Rule(_MESH | _READ),
         "WatchRoutes": Rule(_GATEWAY | _READ),
         "GetModel": Rule(_MESH | _READ),
         "ListModels": Rule(_MESH | _READ),

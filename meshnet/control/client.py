@@ -157,8 +157,11 @@ class ControlClient:
         wire_versions: Iterable[int] = (),
         encodings: Iterable[str] = (),
         expected_tokens: int = 0,
+        session: str = "",
     ) -> route_pb.Route:
         """Select the best route for a session; `exclude` and `prefer` are node ids.
+
+        Where nodes ask for grants, and `session` is given, the route has one for it.
 
         Raises:
             RouteError: NOT_FOUND, the model is unknown; UNAVAILABLE, layers are uncovered;
@@ -173,9 +176,28 @@ class ControlClient:
             wire_versions=list(wire_versions),
             encodings=list(encodings),
             expected_tokens=expected_tokens,
+            session_id=session,
         )
         response: route_pb.SelectRouteResponse = await self._routes("SelectRoute", request)
         return response.routes[0]
+
+    async def grant_route(
+        self, model: str, session: str, hops: Iterable[route_pb.Hop]
+    ) -> route_pb.GrantRouteResponse:
+        """Have a session granted a route; of `hops`, node, incarnation and layers are read.
+
+        Raises:
+            MeshError: FAILED_PRECONDITION, reason ``HOP_UNKNOWN``: they are not as registered.
+        """
+        request = route_pb.GrantRouteRequest(model=model, session_id=session, hops=hops)
+        response: route_pb.GrantRouteResponse = await self._routes("GrantRoute", request)
+        return response
+
+    async def get_grant_policy(self, key_id: str = "") -> types_pb2.GrantPolicy:
+        """Ask how nodes are to check grants; a key that was met is looked for."""
+        request = route_pb.GetGrantPolicyRequest(key_id=key_id)
+        response: route_pb.GetGrantPolicyResponse = await self._routes("GetGrantPolicy", request)
+        return response.policy
 
     async def explain_routes(
         self,

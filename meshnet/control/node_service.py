@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
+from meshnet.control.grant_issuer import GrantIssuer
 from meshnet.control.paging import page_of
 from meshnet.control.registry import Event, Store
 from meshnet.control.validate import (
@@ -49,11 +50,17 @@ class NodeService:
     """
 
     def __init__(
-        self, store: Store, times: LeaseTimes, *, bookmark_interval_s: float = 10.0
+        self,
+        store: Store,
+        times: LeaseTimes,
+        *,
+        bookmark_interval_s: float = 10.0,
+        grants: GrantIssuer | None = None,
     ) -> None:
         self._store = store
         self._times = times
         self._bookmark_interval_s = bookmark_interval_s
+        self._grants = grants
 
     async def RegisterNode(  # noqa: N802 - the schema's name
         self, request: pb.RegisterNodeRequest, _context: object
@@ -69,7 +76,9 @@ class NodeService:
             asked_s = _seconds(request.requested_ttl.ToNanoseconds(), "requested_ttl")
             ttl_s = min(max(asked_s, self._times.min_ttl_s), self._times.max_ttl_s)
         node, lease, revision = await self._store.register(node_id, request.node, address, ttl_s)
-        return pb.RegisterNodeResponse(node=node, lease=_lease(lease), revision=revision)
+        return pb.RegisterNodeResponse(
+            node=node, lease=_lease(lease), revision=revision, grants=await self._policy()
+        )
 
     async def Heartbeat(  # noqa: N802
         self, request: pb.HeartbeatRequest, _context: object
@@ -79,7 +88,10 @@ class NodeService:
         check_load(request.load, "load")
         beat = await self._store.heartbeat(node_id_of(request.name), request)
         response = pb.HeartbeatResponse(
-            lease=_lease(beat.lease), desired_state=beat.desired_state, revision=beat.revision
+            lease=_lease(beat.lease),
+            desired_state=beat.desired_state,
+            revision=beat.revision,
+            grants=await self._policy(),
         )
         if beat.drain_remaining_s is not None:
             response.drain_remaining.FromMilliseconds(int(beat.drain_remaining_s * 1000))
@@ -205,6 +217,9 @@ class NodeService:
             following.cancel()
             await asyncio.wait((following,))
             await events.aclose()
+
+    async def _policy(self) -> types_pb2.GrantPolicy | None:
+        return None if self._grants is None else await self._grants.policy()
 
 
 def _answer(event: Event, request: pb.WatchNodesRequest) -> pb.WatchNodesResponse | None:

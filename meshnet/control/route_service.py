@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 import meshnet
-from meshnet.candidate import Candidate, RouteQuery
-from meshnet.control.candidates import Candidates, candidates_of
+from meshnet.candidate import RouteQuery
+from meshnet.control.candidates import Candidates
+from meshnet.control.grant_issuer import GrantIssuer
+from meshnet.control.granting import check_session, granted, granted_hops
+from meshnet.control.models import models_in
 from meshnet.control.paging import page_of
 from meshnet.control.registry import Snapshot, Store
 from meshnet.control.validate import check_model, check_required, invalid, node_id_of
-from meshnet.coverage import left_out, uncovered_layers
+from meshnet.coverage import left_out
 from meshnet.errors import Code, RouteError
 from meshnet.routing import RouteTable, Selected, Stage
 from meshnet.topology import NodeId
@@ -39,10 +42,24 @@ class RouteService:
 
     It remembers to which nodes it has given sessions, so that those which have not
     reached a node's load report yet are counted.
+
+    Args:
+        store: the registry.
+        replica_id: of this process.
+        bookmark_interval_s: how often a quiet watch says that it lives.
+        grants: where nodes take sessions only with a grant.
     """
 
-    def __init__(self, store: Store, replica_id: str, *, bookmark_interval_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        replica_id: str,
+        *,
+        bookmark_interval_s: float = 10.0,
+        grants: GrantIssuer | None = None,
+    ) -> None:
         self._store = store
+        self._grants = grants
         self._replica_id = replica_id
         self._bookmark_interval_s = bookmark_interval_s
         self._candidates = Candidates()
@@ -55,6 +72,7 @@ class RouteService:
         """Select routes for a new session."""
         check_required(request)
         check_model(request.model, "model")
+        session = check_session(request.session_id) if request.session_id else None
         _check_wanted(request.max_routes, request.route_class)
         for name, limit in _MOST.items():
             if len(getattr(request, name)) > limit:
@@ -82,9 +100,39 @@ class RouteService:
         response = pb.SelectRouteResponse(routes=self._messages(routes), revision=snapshot.revision)
         if request.explain:
             response.left_out.extend(self._left_out(table, query))
-        else:
-            self._remember(routes[0])
+            return response
+        self._remember(routes[0])
+        if self._grants is not None and session is not None:
+            for route in response.routes:
+                issued = self._grants.issue(session, *granted(route.hops))
+                route.grant = issued.grant
+                route.grant_ttl.FromMilliseconds(int(issued.ttl_s * 1000))
         return response
+
+    async def GrantRoute(  # noqa: N802
+        self, request: pb.GrantRouteRequest, _context: object
+    ) -> pb.GrantRouteResponse:
+        """Grant a session a route that the caller names."""
+        check_required(request)
+        check_model(request.model, "model")
+        session = check_session(request.session_id)
+        if self._grants is None:
+            raise RouteError(
+                Code.FAILED_PRECONDITION, "nodes ask for no route grants here", reason="GRANTS_OFF"
+            )
+        self._candidates.table(await self._store.snapshot())
+        hops = granted_hops(request, self._candidates.nodes)
+        issued = self._grants.issue(session, *granted(hops))
+        response = pb.GrantRouteResponse(grant=issued.grant)
+        response.grant_ttl.FromMilliseconds(int(issued.ttl_s * 1000))
+        return response
+
+    async def GetGrantPolicy(  # noqa: N802
+        self, request: pb.GetGrantPolicyRequest, _context: object
+    ) -> pb.GetGrantPolicyResponse:
+        """Say how nodes are to check grants."""
+        policy = None if self._grants is None else await self._grants.policy(request.key_id)
+        return pb.GetGrantPolicyResponse(policy=policy or types_pb2.GrantPolicy())
 
     async def WatchRoutes(  # noqa: N802
         self, request: pb.WatchRoutesRequest, _context: object
@@ -124,7 +172,7 @@ class RouteService:
         """Give one model; of several digests, the one with most READY nodes."""
         check_required(request)
         check_model(request.name, "name")
-        models = [m for m in _models(await self._store.snapshot()) if m.name == request.name]
+        models = [m for m in models_in(await self._store.snapshot()) if m.name == request.name]
         if not models:
             raise RouteError(
                 Code.NOT_FOUND,
@@ -138,7 +186,7 @@ class RouteService:
         self, request: pb.ListModelsRequest, _context: object
     ) -> pb.ListModelsResponse:
         """Give a page of the models."""
-        models = _models(await self._store.snapshot())
+        models = models_in(await self._store.snapshot())
         keyed = [(f"{m.name}\n{m.digest}\n{m.layer_count:06}", m) for m in models]
         page, token = page_of(request, keyed)
         return pb.ListModelsResponse(models=page, next_page_token=token)
@@ -149,7 +197,7 @@ class RouteService:
         """Give this replica's health and a count of the mesh."""
         snapshot = await self._store.snapshot()
         counts = Counter(node_pb.NodeState.Name(node.state) for node in snapshot.nodes)
-        models = _models(snapshot)
+        models = models_in(snapshot)
         covered = {model.name for model in models if not model.uncovered}
         health = snapshot.health
         response = pb.GetStatusResponse(
@@ -258,30 +306,3 @@ def _hop(stage: Stage, node: node_pb.Node) -> pb.Hop:
             link_measured=cost.link_measured,
         ),
     )
-
-
-def _models(snapshot: Snapshot) -> list[pb.Model]:
-    """Give each model with its coverage, in order of name, digest and layer count."""
-    shards: dict[tuple[str, str, int], list[Candidate]] = defaultdict(list)
-    for candidate in (c for node in snapshot.nodes for c in candidates_of(node)):
-        shards[candidate.model, candidate.digest, candidate.layer_count].append(candidate)
-    models = []
-    for (name, digest, layer_count), served in sorted(shards.items(), key=lambda item: item[0]):
-        replicas = [0] * layer_count
-        for candidate in (c for c in served if c.ready):
-            for layer in range(candidate.layers.start, candidate.layers.end):
-                replicas[layer] += 1
-        uncovered = [
-            types_pb2.LayerRange(start=gap.start, end=gap.end)
-            for gap in uncovered_layers(served, layer_count)
-        ]
-        models.append(
-            pb.Model(
-                name=name,
-                digest=digest,
-                layer_count=layer_count,
-                ready_replicas=replicas,
-                uncovered=uncovered,
-            )
-        )
-    return models

@@ -87,14 +87,16 @@ class RegisterNodeRequest(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., node_id: _Optional[str] = ..., requested_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RegisterNodeResponse(_message.Message):
-    __slots__ = ("node", "lease", "revision")
+    __slots__ = ("node", "lease", "revision", "grants")
     NODE_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
     node: Node
     lease: _types_pb2.Lease
     revision: int
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., revision: _Optional[int] = ...) -> None: ...
+    grants: _types_pb2.GrantPolicy
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., revision: _Optional[int] = ..., grants: _Optional[_Union[_types_pb2.GrantPolicy, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("name", "lease_id", "incarnation", "load", "ready")
@@ -111,16 +113,18 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., lease_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., load: _Optional[_Union[_types_pb2.LoadStats, _Mapping]] = ..., ready: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("lease", "desired_state", "revision", "drain_remaining")
+    __slots__ = ("lease", "desired_state", "revision", "drain_remaining", "grants")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     DESIRED_STATE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DRAIN_REMAINING_FIELD_NUMBER: _ClassVar[int]
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
     lease: _types_pb2.Lease
     desired_state: NodeState
     revision: int
     drain_remaining: _duration_pb2.Duration
-    def __init__(self, lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., desired_state: _Optional[_Union[NodeState, str]] = ..., revision: _Optional[int] = ..., drain_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    grants: _types_pb2.GrantPolicy
+    def __init__(self, lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., desired_state: _Optional[_Union[NodeState, str]] = ..., revision: _Optional[int] = ..., drain_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., grants: _Optional[_Union[_types_pb2.GrantPolicy, _Mapping]] = ...) -> None: ...
 
 class GetNodeRequest(_message.Message):
     __slots__ = ("name",)

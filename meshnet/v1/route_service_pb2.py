@@ -28,7 +28,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from meshnet.v1 import types_pb2 as meshnet_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1emeshnet/v1/route_service.proto\x12\nmeshnet.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x16meshnet/v1/types.proto\"\xe4\x01\n\x03Hop\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x04R\x0bincarnation\x12.\n\x06layers\x18\x03 \x01(\x0b\x32\x16.meshnet.v1.LayerRangeR\x06layers\x12\x30\n\x08\x65ndpoint\x18\x04 \x01(\x0b\x32\x14.meshnet.v1.EndpointR\x08\x65ndpoint\x12\x1c\n\tencodings\x18\x05 \x03(\tR\tencodings\x12\'\n\x04\x63ost\x18\x06 \x01(\x0b\x32\x13.meshnet.v1.HopCostR\x04\x63ost\"\xbe\x01\n\x07HopCost\x12\x18\n\x07\x63ompute\x18\x01 \x01(\x04R\x07\x63ompute\x12\x14\n\x05queue\x18\x02 \x01(\x04R\x05queue\x12\x14\n\x05\x63\x61\x63he\x18\x03 \x01(\x04R\x05\x63\x61\x63he\x12\x12\n\x04link\x18\x04 \x01(\x04R\x04link\x12\x1a\n\x08overhead\x18\x05 \x01(\x04R\x08overhead\x12\x18\n\x07penalty\x18\x06 \x01(\x04R\x07penalty\x12#\n\rlink_measured\x18\x07 \x01(\x08R\x0clinkMeasured\"\xf0\x01\n\x05Route\x12\x19\n\x08route_id\x18\x01 \x01(\tR\x07routeId\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12!\n\x0cmodel_digest\x18\x03 \x01(\tR\x0bmodelDigest\x12#\n\x04hops\x18\x04 \x03(\x0b\x32\x0f.meshnet.v1.HopR\x04hops\x12!\n\x0cwire_version\x18\x05 \x01(\rR\x0bwireVersion\x12\x12\n\x04\x63ost\x18\x06 \x01(\x04R\x04\x63ost\x12\x37\n\x0broute_class\x18\x07 \x01(\x0e\x32\x16.meshnet.v1.RouteClassR\nrouteClass\"\xb1\x01\n\x05Model\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n\x06\x64igest\x18\x02 \x01(\tR\x06\x64igest\x12\x1f\n\x0blayer_count\x18\x03 \x01(\rR\nlayerCount\x12%\n\x0eready_replicas\x18\x04 \x03(\rR\rreadyReplicas\x12\x34\n\tuncovered\x18\x05 \x03(\x0b\x32\x16.meshnet.v1.LayerRangeR\tuncovered\"\x91\x03\n\x12SelectRouteRequest\x12\x1a\n\x05model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x05model\x12!\n\x0cmodel_digest\x18\x02 \x01(\tR\x0bmodelDigest\x12#\n\rexclude_nodes\x18\x03 \x03(\tR\x0c\x65xcludeNodes\x12!\n\x0cprefer_nodes\x18\x04 \x03(\tR\x0bpreferNodes\x12\x16\n\x06region\x18\x05 \x01(\tR\x06region\x12#\n\rwire_versions\x18\x06 \x03(\rR\x0cwireVersions\x12\'\n\x0f\x65xpected_tokens\x18\x07 \x01(\rR\x0e\x65xpectedTokens\x12\x1d\n\nmax_routes\x18\x08 \x01(\rR\tmaxRoutes\x12\x37\n\x0broute_class\x18\t \x01(\x0e\x32\x16.meshnet.v1.RouteClassR\nrouteClass\x12\x1c\n\tencodings\x18\n \x03(\tR\tencodings\x12\x18\n\x07\x65xplain\x18\x0b \x01(\x08R\x07\x65xplain\"9\n\x0bLeftOutNode\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\"\x90\x01\n\x13SelectRouteResponse\x12)\n\x06routes\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.RouteR\x06routes\x12\x1a\n\x08revision\x18\x02 \x01(\x03R\x08revision\x12\x32\n\x08left_out\x18\x03 \x03(\x0b\x32\x17.meshnet.v1.LeftOutNodeR\x07leftOut\"g\n\x12WatchRoutesRequest\x12\x1a\n\x05model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x05model\x12\x16\n\x06region\x18\x02 \x01(\tR\x06region\x12\x1d\n\nmax_routes\x18\x03 \x01(\rR\tmaxRoutes\"\\\n\x13WatchRoutesResponse\x12)\n\x06routes\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.RouteR\x06routes\x12\x1a\n\x08revision\x18\x02 \x01(\x03R\x08revision\"+\n\x0fGetModelRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\";\n\x10GetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x11.meshnet.v1.ModelR\x05model\"O\n\x11ListModelsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"g\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.ModelR\x06models\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x12\n\x10GetStatusRequest\"\xae\x03\n\x11GetStatusResponse\x12\x18\n\x07serving\x18\x01 \x01(\x08R\x07serving\x12\x1d\n\nreplica_id\x18\x02 \x01(\tR\treplicaId\x12\'\n\x0fstore_connected\x18\x03 \x01(\x08R\x0estoreConnected\x12\x1a\n\x08revision\x18\x04 \x01(\x03R\x08revision\x12N\n\x0bnode_counts\x18\x05 \x03(\x0b\x32-.meshnet.v1.GetStatusResponse.NodeCountsEntryR\nnodeCounts\x12)\n\x10uncovered_models\x18\x06 \x03(\tR\x0funcoveredModels\x12)\n\x10software_version\x18\x07 \x01(\tR\x0fsoftwareVersion\x12\x36\n\tstore_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08storeAge\x1a=\n\x0fNodeCountsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\rR\x05value:\x02\x38\x01\x32\x8c\x04\n\x0cRouteService\x12l\n\x0bSelectRoute\x12\x1e.meshnet.v1.SelectRouteRequest\x1a\x1f.meshnet.v1.SelectRouteResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\"\x11/v1/routes:select:\x01*\x12j\n\x0bWatchRoutes\x12\x1e.meshnet.v1.WatchRoutesRequest\x1a\x1f.meshnet.v1.WatchRoutesResponse\"\x18\x82\xd3\xe4\x93\x02\x12\x12\x10/v1/routes:watch0\x01\x12\x63\n\x08GetModel\x12\x1b.meshnet.v1.GetModelRequest\x1a\x1c.meshnet.v1.GetModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/v1/{name=models/**}\x12_\n\nListModels\x12\x1d.meshnet.v1.ListModelsRequest\x1a\x1e.meshnet.v1.ListModelsResponse\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12\\\n\tGetStatus\x12\x1c.meshnet.v1.GetStatusRequest\x1a\x1d.meshnet.v1.GetStatusResponse\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/statusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1emeshnet/v1/route_service.proto\x12\nmeshnet.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x16meshnet/v1/types.proto\"\xe4\x01\n\x03Hop\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x04R\x0bincarnation\x12.\n\x06layers\x18\x03 \x01(\x0b\x32\x16.meshnet.v1.LayerRangeR\x06layers\x12\x30\n\x08\x65ndpoint\x18\x04 \x01(\x0b\x32\x14.meshnet.v1.EndpointR\x08\x65ndpoint\x12\x1c\n\tencodings\x18\x05 \x03(\tR\tencodings\x12\'\n\x04\x63ost\x18\x06 \x01(\x0b\x32\x13.meshnet.v1.HopCostR\x04\x63ost\"\xbe\x01\n\x07HopCost\x12\x18\n\x07\x63ompute\x18\x01 \x01(\x04R\x07\x63ompute\x12\x14\n\x05queue\x18\x02 \x01(\x04R\x05queue\x12\x14\n\x05\x63\x61\x63he\x18\x03 \x01(\x04R\x05\x63\x61\x63he\x12\x12\n\x04link\x18\x04 \x01(\x04R\x04link\x12\x1a\n\x08overhead\x18\x05 \x01(\x04R\x08overhead\x12\x18\n\x07penalty\x18\x06 \x01(\x04R\x07penalty\x12#\n\rlink_measured\x18\x07 \x01(\x08R\x0clinkMeasured\"\xbe\x02\n\x05Route\x12\x19\n\x08route_id\x18\x01 \x01(\tR\x07routeId\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12!\n\x0cmodel_digest\x18\x03 \x01(\tR\x0bmodelDigest\x12#\n\x04hops\x18\x04 \x03(\x0b\x32\x0f.meshnet.v1.HopR\x04hops\x12!\n\x0cwire_version\x18\x05 \x01(\rR\x0bwireVersion\x12\x12\n\x04\x63ost\x18\x06 \x01(\x04R\x04\x63ost\x12\x37\n\x0broute_class\x18\x07 \x01(\x0e\x32\x16.meshnet.v1.RouteClassR\nrouteClass\x12\x14\n\x05grant\x18\x08 \x01(\tR\x05grant\x12\x36\n\tgrant_ttl\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationR\x08grantTtl\"\xb1\x01\n\x05Model\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n\x06\x64igest\x18\x02 \x01(\tR\x06\x64igest\x12\x1f\n\x0blayer_count\x18\x03 \x01(\rR\nlayerCount\x12%\n\x0eready_replicas\x18\x04 \x03(\rR\rreadyReplicas\x12\x34\n\tuncovered\x18\x05 \x03(\x0b\x32\x16.meshnet.v1.LayerRangeR\tuncovered\"\xb0\x03\n\x12SelectRouteRequest\x12\x1a\n\x05model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x05model\x12!\n\x0cmodel_digest\x18\x02 \x01(\tR\x0bmodelDigest\x12#\n\rexclude_nodes\x18\x03 \x03(\tR\x0c\x65xcludeNodes\x12!\n\x0cprefer_nodes\x18\x04 \x03(\tR\x0bpreferNodes\x12\x16\n\x06region\x18\x05 \x01(\tR\x06region\x12#\n\rwire_versions\x18\x06 \x03(\rR\x0cwireVersions\x12\'\n\x0f\x65xpected_tokens\x18\x07 \x01(\rR\x0e\x65xpectedTokens\x12\x1d\n\nmax_routes\x18\x08 \x01(\rR\tmaxRoutes\x12\x37\n\x0broute_class\x18\t \x01(\x0e\x32\x16.meshnet.v1.RouteClassR\nrouteClass\x12\x1c\n\tencodings\x18\n \x03(\tR\tencodings\x12\x18\n\x07\x65xplain\x18\x0b \x01(\x08R\x07\x65xplain\x12\x1d\n\nsession_id\x18\x0c \x01(\tR\tsessionId\"9\n\x0bLeftOutNode\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\"\x90\x01\n\x13SelectRouteResponse\x12)\n\x06routes\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.RouteR\x06routes\x12\x1a\n\x08revision\x18\x02 \x01(\x03R\x08revision\x12\x32\n\x08left_out\x18\x03 \x03(\x0b\x32\x17.meshnet.v1.LeftOutNodeR\x07leftOut\"\x7f\n\x11GrantRouteRequest\x12#\n\nsession_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\tsessionId\x12\x1a\n\x05model\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02R\x05model\x12)\n\x04hops\x18\x03 \x03(\x0b\x32\x0f.meshnet.v1.HopB\x04\xe2\x41\x01\x02R\x04hops\"b\n\x12GrantRouteResponse\x12\x14\n\x05grant\x18\x01 \x01(\tR\x05grant\x12\x36\n\tgrant_ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08grantTtl\".\n\x15GetGrantPolicyRequest\x12\x15\n\x06key_id\x18\x01 \x01(\tR\x05keyId\"I\n\x16GetGrantPolicyResponse\x12/\n\x06policy\x18\x01 \x01(\x0b\x32\x17.meshnet.v1.GrantPolicyR\x06policy\"g\n\x12WatchRoutesRequest\x12\x1a\n\x05model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x05model\x12\x16\n\x06region\x18\x02 \x01(\tR\x06region\x12\x1d\n\nmax_routes\x18\x03 \x01(\rR\tmaxRoutes\"\\\n\x13WatchRoutesResponse\x12)\n\x06routes\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.RouteR\x06routes\x12\x1a\n\x08revision\x18\x02 \x01(\x03R\x08revision\"+\n\x0fGetModelRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\";\n\x10GetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x11.meshnet.v1.ModelR\x05model\"O\n\x11ListModelsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"g\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.ModelR\x06models\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x12\n\x10GetStatusRequest\"\xae\x03\n\x11GetStatusResponse\x12\x18\n\x07serving\x18\x01 \x01(\x08R\x07serving\x12\x1d\n\nreplica_id\x18\x02 \x01(\tR\treplicaId\x12\'\n\x0fstore_connected\x18\x03 \x01(\x08R\x0estoreConnected\x12\x1a\n\x08revision\x18\x04 \x01(\x03R\x08revision\x12N\n\x0bnode_counts\x18\x05 \x03(\x0b\x32-.meshnet.v1.GetStatusResponse.NodeCountsEntryR\nnodeCounts\x12)\n\x10uncovered_models\x18\x06 \x03(\tR\x0funcoveredModels\x12)\n\x10software_version\x18\x07 \x01(\tR\x0fsoftwareVersion\x12\x36\n\tstore_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08storeAge\x1a=\n\x0fNodeCountsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\rR\x05value:\x02\x38\x01\x32\xe8\x05\n\x0cRouteService\x12l\n\x0bSelectRoute\x12\x1e.meshnet.v1.SelectRouteRequest\x1a\x1f.meshnet.v1.SelectRouteResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\"\x11/v1/routes:select:\x01*\x12h\n\nGrantRoute\x12\x1d.meshnet.v1.GrantRouteRequest\x1a\x1e.meshnet.v1.GrantRouteResponse\"\x1b\x82\xd3\xe4\x93\x02\x15\"\x10/v1/routes:grant:\x01*\x12p\n\x0eGetGrantPolicy\x12!.meshnet.v1.GetGrantPolicyRequest\x1a\".meshnet.v1.GetGrantPolicyResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/v1/grantPolicy\x12j\n\x0bWatchRoutes\x12\x1e.meshnet.v1.WatchRoutesRequest\x1a\x1f.meshnet.v1.WatchRoutesResponse\"\x18\x82\xd3\xe4\x93\x02\x12\x12\x10/v1/routes:watch0\x01\x12\x63\n\x08GetModel\x12\x1b.meshnet.v1.GetModelRequest\x1a\x1c.meshnet.v1.GetModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/v1/{name=models/**}\x12_\n\nListModels\x12\x1d.meshnet.v1.ListModelsRequest\x1a\x1e.meshnet.v1.ListModelsResponse\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12\\\n\tGetStatus\x12\x1c.meshnet.v1.GetStatusRequest\x1a\x1d.meshnet.v1.GetStatusResponse\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/statusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,6 +37,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SELECTROUTEREQUEST'].fields_by_name['model']._loaded_options = None
   _globals['_SELECTROUTEREQUEST'].fields_by_name['model']._serialized_options = b'\342A\001\002'
+  _globals['_GRANTROUTEREQUEST'].fields_by_name['session_id']._loaded_options = None
+  _globals['_GRANTROUTEREQUEST'].fields_by_name['session_id']._serialized_options = b'\342A\001\002'
+  _globals['_GRANTROUTEREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_GRANTROUTEREQUEST'].fields_by_name['model']._serialized_options = b'\342A\001\002'
+  _globals['_GRANTROUTEREQUEST'].fields_by_name['hops']._loaded_options = None
+  _globals['_GRANTROUTEREQUEST'].fields_by_name['hops']._serialized_options = b'\342A\001\002'
   _globals['_WATCHROUTESREQUEST'].fields_by_name['model']._loaded_options = None
   _globals['_WATCHROUTESREQUEST'].fields_by_name['model']._serialized_options = b'\342A\001\002'
   _globals['_GETMODELREQUEST'].fields_by_name['name']._loaded_options = None
@@ -45,6 +51,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSRESPONSE_NODECOUNTSENTRY']._serialized_options = b'8\001'
   _globals['_ROUTESERVICE'].methods_by_name['SelectRoute']._loaded_options = None
   _globals['_ROUTESERVICE'].methods_by_name['SelectRoute']._serialized_options = b'\202\323\344\223\002\026\"\021/v1/routes:select:\001*'
+  _globals['_ROUTESERVICE'].methods_by_name['GrantRoute']._loaded_options = None
+  _globals['_ROUTESERVICE'].methods_by_name['GrantRoute']._serialized_options = b'\202\323\344\223\002\025\"\020/v1/routes:grant:\001*'
+  _globals['_ROUTESERVICE'].methods_by_name['GetGrantPolicy']._loaded_options = None
+  _globals['_ROUTESERVICE'].methods_by_name['GetGrantPolicy']._serialized_options = b'\202\323\344\223\002\021\022\017/v1/grantPolicy'
   _globals['_ROUTESERVICE'].methods_by_name['WatchRoutes']._loaded_options = None
   _globals['_ROUTESERVICE'].methods_by_name['WatchRoutes']._serialized_options = b'\202\323\344\223\002\022\022\020/v1/routes:watch'
   _globals['_ROUTESERVICE'].methods_by_name['GetModel']._loaded_options = None
@@ -58,33 +68,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOPCOST']._serialized_start=397
   _globals['_HOPCOST']._serialized_end=587
   _globals['_ROUTE']._serialized_start=590
-  _globals['_ROUTE']._serialized_end=830
-  _globals['_MODEL']._serialized_start=833
-  _globals['_MODEL']._serialized_end=1010
-  _globals['_SELECTROUTEREQUEST']._serialized_start=1013
-  _globals['_SELECTROUTEREQUEST']._serialized_end=1414
-  _globals['_LEFTOUTNODE']._serialized_start=1416
-  _globals['_LEFTOUTNODE']._serialized_end=1473
-  _globals['_SELECTROUTERESPONSE']._serialized_start=1476
-  _globals['_SELECTROUTERESPONSE']._serialized_end=1620
-  _globals['_WATCHROUTESREQUEST']._serialized_start=1622
-  _globals['_WATCHROUTESREQUEST']._serialized_end=1725
-  _globals['_WATCHROUTESRESPONSE']._serialized_start=1727
-  _globals['_WATCHROUTESRESPONSE']._serialized_end=1819
-  _globals['_GETMODELREQUEST']._serialized_start=1821
-  _globals['_GETMODELREQUEST']._serialized_end=1864
-  _globals['_GETMODELRESPONSE']._serialized_start=1866
-  _globals['_GETMODELRESPONSE']._serialized_end=1925
-  _globals['_LISTMODELSREQUEST']._serialized_start=1927
-  _globals['_LISTMODELSREQUEST']._serialized_end=2006
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2008
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2111
-  _globals['_GETSTATUSREQUEST']._serialized_start=2113
-  _globals['_GETSTATUSREQUEST']._serialized_end=2131
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2134
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2564
-  _globals['_GETSTATUSRESPONSE_NODECOUNTSENTRY']._serialized_start=2503
-  _globals['_GETSTATUSRESPONSE_NODECOUNTSENTRY']._serialized_end=2564
-  _globals['_ROUTESERVICE']._serialized_start=2567
-  _globals['_ROUTESERVICE']._serialized_end=3091
+  _globals['_ROUTE']._serialized_end=908
+  _globals['_MODEL']._serialized_start=911
+  _globals['_MODEL']._serialized_end=1088
+  _globals['_SELECTROUTEREQUEST']._serialized_start=1091
+  _globals['_SELECTROUTEREQUEST']._serialized_end=1523
+  _globals['_LEFTOUTNODE']._serialized_start=1525
+  _globals['_LEFTOUTNODE']._serialized_end=1582
+  _globals['_SELECTROUTERESPONSE']._serialized_start=1585
+  _globals['_SELECTROUTERESPONSE']._serialized_end=1729
+  _globals['_GRANTROUTEREQUEST']._serialized_start=1731
+  _globals['_GRANTROUTEREQUEST']._serialized_end=1858
+  _globals['_GRANTROUTERESPONSE']._serialized_start=1860
+  _globals['_GRANTROUTERESPONSE']._serialized_end=1958
+  _globals['_GETGRANTPOLICYREQUEST']._serialized_start=1960
+  _globals['_GETGRANTPOLICYREQUEST']._serialized_end=2006
+  _globals['_GETGRANTPOLICYRESPONSE']._serialized_start=2008
+  _globals['_GETGRANTPOLICYRESPONSE']._serialized_end=2081
+  _globals['_WATCHROUTESREQUEST']._serialized_start=2083
+  _globals['_WATCHROUTESREQUEST']._serialized_end=2186
+  _globals['_WATCHROUTESRESPONSE']._serialized_start=2188
+  _globals['_WATCHROUTESRESPONSE']._serialized_end=2280
+  _globals['_GETMODELREQUEST']._serialized_start=2282
+  _globals['_GETMODELREQUEST']._serialized_end=2325
+  _globals['_GETMODELRESPONSE']._serialized_start=2327
+  _globals['_GETMODELRESPONSE']._serialized_end=2386
+  _globals['_LISTMODELSREQUEST']._serialized_start=2388
+  _globals['_LISTMODELSREQUEST']._serialized_end=2467
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2469
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2572
+  _globals['_GETSTATUSREQUEST']._serialized_start=2574
+  _globals['_GETSTATUSREQUEST']._serialized_end=2592
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2595
+  _globals['_GETSTATUSRESPONSE']._serialized_end=3025
+  _globals['_GETSTATUSRESPONSE_NODECOUNTSENTRY']._serialized_start=2964
+  _globals['_GETSTATUSRESPONSE_NODECOUNTSENTRY']._serialized_end=3025
+  _globals['_ROUTESERVICE']._serialized_start=3028
+  _globals['_ROUTESERVICE']._serialized_end=3772
 # @@protoc_insertion_point(module_scope)

@@ -47,7 +47,7 @@ class HopCost(_message.Message):
     def __init__(self, compute: _Optional[int] = ..., queue: _Optional[int] = ..., cache: _Optional[int] = ..., link: _Optional[int] = ..., overhead: _Optional[int] = ..., penalty: _Optional[int] = ..., link_measured: _Optional[bool] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("route_id", "model", "model_digest", "hops", "wire_version", "cost", "route_class")
+    __slots__ = ("route_id", "model", "model_digest", "hops", "wire_version", "cost", "route_class", "grant", "grant_ttl")
     ROUTE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,8 @@ class Route(_message.Message):
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     ROUTE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    GRANT_TTL_FIELD_NUMBER: _ClassVar[int]
     route_id: str
     model: str
     model_digest: str
@@ -62,7 +64,9 @@ class Route(_message.Message):
     wire_version: int
     cost: int
     route_class: _types_pb2.RouteClass
-    def __init__(self, route_id: _Optional[str] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., wire_version: _Optional[int] = ..., cost: _Optional[int] = ..., route_class: _Optional[_Union[_types_pb2.RouteClass, str]] = ...) -> None: ...
+    grant: str
+    grant_ttl: _duration_pb2.Duration
+    def __init__(self, route_id: _Optional[str] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., wire_version: _Optional[int] = ..., cost: _Optional[int] = ..., route_class: _Optional[_Union[_types_pb2.RouteClass, str]] = ..., grant: _Optional[str] = ..., grant_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "digest", "layer_count", "ready_replicas", "uncovered")
@@ -79,7 +83,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., layer_count: _Optional[int] = ..., ready_replicas: _Optional[_Iterable[int]] = ..., uncovered: _Optional[_Iterable[_Union[_types_pb2.LayerRange, _Mapping]]] = ...) -> None: ...
 
 class SelectRouteRequest(_message.Message):
-    __slots__ = ("model", "model_digest", "exclude_nodes", "prefer_nodes", "region", "wire_versions", "expected_tokens", "max_routes", "route_class", "encodings", "explain")
+    __slots__ = ("model", "model_digest", "exclude_nodes", "prefer_nodes", "region", "wire_versions", "expected_tokens", "max_routes", "route_class", "encodings", "explain", "session_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +95,7 @@ class SelectRouteRequest(_message.Message):
     ROUTE_CLASS_FIELD_NUMBER: _ClassVar[int]
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: str
     exclude_nodes: _containers.RepeatedScalarFieldContainer[str]
@@ -102,7 +107,8 @@ class SelectRouteRequest(_message.Message):
     route_class: _types_pb2.RouteClass
     encodings: _containers.RepeatedScalarFieldContainer[str]
     explain: bool
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., exclude_nodes: _Optional[_Iterable[str]] = ..., prefer_nodes: _Optional[_Iterable[str]] = ..., region: _Optional[str] = ..., wire_versions: _Optional[_Iterable[int]] = ..., expected_tokens: _Optional[int] = ..., max_routes: _Optional[int] = ..., route_class: _Optional[_Union[_types_pb2.RouteClass, str]] = ..., encodings: _Optional[_Iterable[str]] = ..., explain: _Optional[bool] = ...) -> None: ...
+    session_id: str
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., exclude_nodes: _Optional[_Iterable[str]] = ..., prefer_nodes: _Optional[_Iterable[str]] = ..., region: _Optional[str] = ..., wire_versions: _Optional[_Iterable[int]] = ..., expected_tokens: _Optional[int] = ..., max_routes: _Optional[int] = ..., route_class: _Optional[_Union[_types_pb2.RouteClass, str]] = ..., encodings: _Optional[_Iterable[str]] = ..., explain: _Optional[bool] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class LeftOutNode(_message.Message):
     __slots__ = ("node", "reason")
@@ -121,6 +127,36 @@ class SelectRouteResponse(_message.Message):
     revision: int
     left_out: _containers.RepeatedCompositeFieldContainer[LeftOutNode]
     def __init__(self, routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., revision: _Optional[int] = ..., left_out: _Optional[_Iterable[_Union[LeftOutNode, _Mapping]]] = ...) -> None: ...
+
+class GrantRouteRequest(_message.Message):
+    __slots__ = ("session_id", "model", "hops")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    model: str
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+
+class GrantRouteResponse(_message.Message):
+    __slots__ = ("grant", "grant_ttl")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    GRANT_TTL_FIELD_NUMBER: _ClassVar[int]
+    grant: str
+    grant_ttl: _duration_pb2.Duration
+    def __init__(self, grant: _Optional[str] = ..., grant_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class GetGrantPolicyRequest(_message.Message):
+    __slots__ = ("key_id",)
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    def __init__(self, key_id: _Optional[str] = ...) -> None: ...
+
+class GetGrantPolicyResponse(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: _types_pb2.GrantPolicy
+    def __init__(self, policy: _Optional[_Union[_types_pb2.GrantPolicy, _Mapping]] = ...) -> None: ...
 
 class WatchRoutesRequest(_message.Message):
     __slots__ = ("model", "region", "max_routes")

@@ -40,6 +40,16 @@ class RouteServiceStub:
                 request_serializer=meshnet_dot_v1_dot_route__service__pb2.SelectRouteRequest.SerializeToString,
                 response_deserializer=meshnet_dot_v1_dot_route__service__pb2.SelectRouteResponse.FromString,
                 _registered_method=True)
+        self.GrantRoute = channel.unary_unary(
+                '/meshnet.v1.RouteService/GrantRoute',
+                request_serializer=meshnet_dot_v1_dot_route__service__pb2.GrantRouteRequest.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_route__service__pb2.GrantRouteResponse.FromString,
+                _registered_method=True)
+        self.GetGrantPolicy = channel.unary_unary(
+                '/meshnet.v1.RouteService/GetGrantPolicy',
+                request_serializer=meshnet_dot_v1_dot_route__service__pb2.GetGrantPolicyRequest.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_route__service__pb2.GetGrantPolicyResponse.FromString,
+                _registered_method=True)
         self.WatchRoutes = channel.unary_stream(
                 '/meshnet.v1.RouteService/WatchRoutes',
                 request_serializer=meshnet_dot_v1_dot_route__service__pb2.WatchRoutesRequest.SerializeToString,
@@ -74,6 +84,25 @@ class RouteServiceServicer:
         node now; the message names them. RESOURCE_EXHAUSTED (reason CACHE_FULL,
         with RetryInfo): they would have one if the nodes had cache left for
         `expected_tokens`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GrantRoute(self, request, context):
+        """Grants a session a route that is given: one that was selected and then cut
+        otherwise, one whose grant expires, or one for another session.
+
+        FAILED_PRECONDITION (reason HOP_UNKNOWN): a node is not registered, started
+        again since, is LOST, or has not the layers; (reason GRANTS_OFF): nodes ask for
+        no grants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGrantPolicy(self, request, context):
+        """Gets how nodes are to check grants, with the keys of all replicas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,6 +143,16 @@ def add_RouteServiceServicer_to_server(servicer, server):
                     servicer.SelectRoute,
                     request_deserializer=meshnet_dot_v1_dot_route__service__pb2.SelectRouteRequest.FromString,
                     response_serializer=meshnet_dot_v1_dot_route__service__pb2.SelectRouteResponse.SerializeToString,
+            ),
+            'GrantRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantRoute,
+                    request_deserializer=meshnet_dot_v1_dot_route__service__pb2.GrantRouteRequest.FromString,
+                    response_serializer=meshnet_dot_v1_dot_route__service__pb2.GrantRouteResponse.SerializeToString,
+            ),
+            'GetGrantPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGrantPolicy,
+                    request_deserializer=meshnet_dot_v1_dot_route__service__pb2.GetGrantPolicyRequest.FromString,
+                    response_serializer=meshnet_dot_v1_dot_route__service__pb2.GetGrantPolicyResponse.SerializeToString,
             ),
             'WatchRoutes': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRoutes,
@@ -164,6 +203,60 @@ class RouteService:
             '/meshnet.v1.RouteService/SelectRoute',
             meshnet_dot_v1_dot_route__service__pb2.SelectRouteRequest.SerializeToString,
             meshnet_dot_v1_dot_route__service__pb2.SelectRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GrantRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meshnet.v1.RouteService/GrantRoute',
+            meshnet_dot_v1_dot_route__service__pb2.GrantRouteRequest.SerializeToString,
+            meshnet_dot_v1_dot_route__service__pb2.GrantRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGrantPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meshnet.v1.RouteService/GetGrantPolicy',
+            meshnet_dot_v1_dot_route__service__pb2.GetGrantPolicyRequest.SerializeToString,
+            meshnet_dot_v1_dot_route__service__pb2.GetGrantPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -97,6 +97,26 @@ class LinkStats(_message.Message):
     bytes_per_second: int
     def __init__(self, node: _Optional[str] = ..., round_trip_microseconds: _Optional[int] = ..., bytes_per_second: _Optional[int] = ...) -> None: ...
 
+class GrantKey(_message.Message):
+    __slots__ = ("key_id", "public_key", "expire_time")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    public_key: bytes
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, key_id: _Optional[str] = ..., public_key: _Optional[bytes] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GrantPolicy(_message.Message):
+    __slots__ = ("required", "keys", "time")
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    required: bool
+    keys: _containers.RepeatedCompositeFieldContainer[GrantKey]
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, required: _Optional[bool] = ..., keys: _Optional[_Iterable[_Union[GrantKey, _Mapping]]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
 class Lease(_message.Message):
     __slots__ = ("lease_id", "ttl", "heartbeat_interval")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
