@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from typing import Final
 
 from meshnet.errors import ConfigError
 
-__all__ = ["BACKLOG", "host_port", "listen"]
+__all__ = ["BACKLOG", "host_port", "listen", "refuse_exposed"]
 
 BACKLOG: Final = 512
 
@@ -39,6 +40,36 @@ async def listen(host: str, port: int, setting: str) -> socket.socket:
         listener.close()
         raise _unusable(host, port, setting, error) from None
     return listener
+
+
+async def refuse_exposed(host: str, port: int, setting: str, remedy: str) -> None:
+    """Refuse an address that other machines reach; a host that is not found passes.
+
+    Args:
+        host: name or address; of a name, every address that it has counts.
+        port: see there.
+        setting: name of the setting that an error is about.
+        remedy: what would make it safe.
+
+    Raises:
+        ConfigError: it is not of loopback alone.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, OverflowError):
+        return
+    if not all(_is_loopback(str(address[0])) for *_, address in found):
+        raise ConfigError(
+            f"refusing to listen on {host_port(host, port)}, where other machines reach it and "
+            f"anybody could use it: {remedy}, or allow it with --insecure",
+            field=setting,
+        )
+
+
+def _is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def host_port(host: str, port: int) -> str:

@@ -15,6 +15,7 @@ __all__ = [
     "TLS_KEY",
     "TlsFiles",
     "client_context",
+    "files_in",
     "read_pem",
     "server_context",
 ]
@@ -42,6 +43,11 @@ class TlsFiles:
     certificate: Path | None = None
     key: Path | None = None
     ca: Path | None = None
+
+
+def files_in(folder: Path) -> TlsFiles:
+    """Name the files of a directory of credentials, as every part of meshnet keeps them."""
+    return TlsFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
 
 
 @overload

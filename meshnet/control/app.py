@@ -17,20 +17,29 @@ import grpc
 from aiohttp import web
 
 import meshnet
-from meshnet.control.documents import Documents
 from meshnet.control.enrollment_service import EnrollmentService
 from meshnet.control.grant_issuer import GrantIssuer, GrantTimes
-from meshnet.control.http_face import HttpFace
+from meshnet.control.guard import Guard
+from meshnet.control.http_face import Handler, HttpFace
 from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
 from meshnet.control.openapi import openapi
+from meshnet.control.operator_service import OperatorService
+from meshnet.control.operators import Operators
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
 from meshnet.control.store_url import make_documents, make_store
-from meshnet.control.stubs import SERVICES, add_enrollment, add_nodes, add_routes
+from meshnet.control.stubs import (
+    SERVICES,
+    add_enrollment,
+    add_nodes,
+    add_operators,
+    add_routes,
+)
 from meshnet.control.transcode import Transcoder
+from meshnet.credentials import Credentials
 from meshnet.errors import ConfigError, MeshError
-from meshnet.listen import host_port, listen
+from meshnet.listen import host_port, listen, refuse_exposed
 
 __all__ = ["AGE_KEY", "API_TITLE", "Addresses", "ControlServer", "ControlSettings"]
 
@@ -38,6 +47,8 @@ AGE_KEY: Final = "meshnet-store-age-ms"
 """Trailing metadata of unary calls while the store is away: how old what is read may be."""
 
 API_TITLE: Final = "meshnet control plane"
+
+_REMEDY: Final = "let it know its callers with --state DIR, which makes credentials"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,7 @@ class ControlSettings:
             ``etcd://HOST:PORT[,HOST:PORT...]``, which several replicas share.
         require_grants: nodes take sessions only along routes that were granted to them.
         grants: how long grants and their keys last.
+        insecure: whether an open control plane may listen where other machines reach it.
     """
 
     http_host: str = "127.0.0.1"
@@ -74,6 +86,7 @@ class ControlSettings:
     store: str = "memory"
     require_grants: bool = False
     grants: GrantTimes = field(default_factory=GrantTimes)
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         """Refuse times that cannot be.
@@ -97,25 +110,36 @@ class Addresses(NamedTuple):
 class ControlServer:
     """Serves until closed; may be started once.
 
+    Attributes:
+        socket_folder: holds the unix socket between the faces; None before the start.
+
     Args:
         settings: see there.
         clock: monotonic seconds, for leases.
+        credentials: its own. With them both faces have TLS, callers are known and may what
+            `authz.RULES` says; without, everybody may everything.
 
     Raises:
         ConfigError: the store's address cannot be read.
     """
 
     def __init__(
-        self, settings: ControlSettings, *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: ControlSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        credentials: Credentials | None = None,
     ) -> None:
         self._settings = settings
+        self._credentials = credentials
+        self._documents = make_documents(settings.store)
+        operators = None if credentials is None else Operators(self._documents)
+        self._guard = None if operators is None else Guard(operators)
         self._metrics = ControlMetrics()
         self._store = make_store(settings.store, clock, settings.forget_after_s)
-        self._documents: Documents | None = None
-        self._grants: GrantIssuer | None = None
-        if settings.require_grants:
-            self._documents = make_documents(settings.store)
-            self._grants = GrantIssuer(self._documents, settings.grants)
+        self._grants = (
+            GrantIssuer(self._documents, settings.grants) if settings.require_grants else None
+        )
         times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
         nodes = NodeService(
             self._store,
@@ -134,13 +158,15 @@ class ControlServer:
                 partial(add_nodes, nodes),
                 partial(add_routes, routes),
                 partial(add_enrollment, EnrollmentService(None)),
+                partial(add_operators, OperatorService(operators)),
             ),
             [service.full_name for service in SERVICES],
             self._metrics.observe,
             self._age,
+            self._guard,
         )
         self._grpc_port = 0
-        self._folder: Path | None = None
+        self.socket_folder: Path | None = None
         self._channel: grpc.aio.Channel | None = None
         self._face: HttpFace | None = None
 
@@ -148,22 +174,27 @@ class ControlServer:
         """Take both addresses, then serve.
 
         Raises:
-            ConfigError: an address is taken or not this machine's, or the store cannot be
-                opened; nothing was started.
+            ConfigError: an address is taken or not this machine's, others reach it although
+                callers are not known, or the store cannot be opened; nothing was started.
             MeshError: UNAVAILABLE, the store is away.
         """
         settings = self._settings
+        if self._credentials is None and not settings.insecure:
+            await refuse_exposed(settings.http_host, settings.http_port, "http_host", _REMEDY)
+            await refuse_exposed(settings.grpc_host, settings.grpc_port, "grpc_host", _REMEDY)
         listener = await listen(settings.http_host, settings.http_port, "http_port")
         try:
             if settings.grpc_port != 0:  # gRPC's own message does not say why
                 probe = await listen(settings.grpc_host, settings.grpc_port, "grpc_port")
                 probe.close()
-            self._grpc_port = self._rpc.bind(settings.grpc_host, settings.grpc_port)
-            self._folder = Path(tempfile.mkdtemp(prefix="meshnet-"))
-            target = self._rpc.bind_unix(str(self._folder / "grpc.sock"))
+            self._grpc_port = self._rpc.bind(
+                settings.grpc_host, settings.grpc_port, self._credentials
+            )
+            self.socket_folder = Path(tempfile.mkdtemp(prefix="meshnet-"))
+            target = self._rpc.bind_unix(str(self.socket_folder / "grpc.sock"))
             await self._store.open()
-            if self._documents is not None and self._grants is not None:
-                await self._documents.open()
+            await self._documents.open()
+            if self._grants is not None:
                 await self._grants.start()
         except MeshError:
             listener.close()
@@ -171,13 +202,17 @@ class ControlServer:
             raise
         await self._rpc.start()
         self._channel = grpc.aio.insecure_channel(target)
-        own = {
+        own: dict[str, Handler] = {
             "/healthz": self._healthz,
             "/metrics": self._render_metrics,
             "/openapi.json": self._describe,
         }
-        transcoder = Transcoder(self._channel, SERVICES)
-        self._face = HttpFace(transcoder.handle, own, settings.close_grace_s)
+        admit = tls = None
+        if self._guard is not None and self._credentials is not None:
+            own = {path: self._guard.guarding(path, handler) for path, handler in own.items()}
+            admit, tls = self._guard.admit_http, self._credentials.listening(optional=True)
+        transcoder = Transcoder(self._channel, SERVICES, admit)
+        self._face = HttpFace(transcoder.handle, own, settings.close_grace_s, tls)
         await self._face.start(listener)
         port = listener.getsockname()[1]
         return Addresses(
@@ -195,10 +230,9 @@ class ControlServer:
         await self._store.close()
         if self._grants is not None:
             await self._grants.close()
-        if self._documents is not None:
-            await self._documents.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        await self._documents.close()
+        if self.socket_folder is not None:
+            shutil.rmtree(self.socket_folder, ignore_errors=True)
 
     def _age(self) -> tuple[tuple[str, str], ...]:
         """Give the metadata that states how old answers may be, while the store is away."""

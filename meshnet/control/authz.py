@@ -69,6 +69,11 @@ _SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "ListMembers": Rule(_READ),
         "DeleteMember": Rule(_ADMIN),
     },
+    "meshnet.v1.OperatorService": {
+        "CreateOperator": Rule(_ADMIN),
+        "ListOperators": Rule(_ADMIN),
+        "RevokeOperator": Rule(_ADMIN),
+    },
     "grpc.health.v1.Health": {"Check": Rule(_ALL), "Watch": Rule(_ALL), "List": Rule(_ALL)},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Rule(_ALL)},
 }

@@ -7,15 +7,19 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
-from meshnet.control.connection import Replicas
+from meshnet.control.connection import CREDENTIALS_HINT, Connection, Replicas
 from meshnet.control.status import from_status, status_of
+from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 
 __all__ = ["Calls", "ClientSettings"]
+
+_REFUSALS: Final = ("Socket closed", "handshake", "Connection reset")
+"""In gRPC's words for a connection that ends before any call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,17 @@ class Calls:
     Args:
         urls: addresses of the replicas, with commas between.
         settings: see there.
+        credentials: this process's; None for a mesh that is open.
 
     Raises:
-        ConfigError: an address cannot be read.
+        ConfigError: an address cannot be read, or needs credentials.
     """
 
-    def __init__(self, urls: str, settings: ClientSettings) -> None:
+    def __init__(
+        self, urls: str, settings: ClientSettings, credentials: Credentials | None = None
+    ) -> None:
         self._settings = settings
-        self._replicas = Replicas(urls)
+        self._replicas = Replicas(urls, credentials)
 
     async def close(self) -> None:
         """Close all connections; running calls are cancelled."""
@@ -82,10 +89,10 @@ class Calls:
             left_s = deadline_s - time.monotonic()
             attempt_s = max(0.001, min(left_s, self._attempt_timeout_s))
             try:
-                channel = await connection.open(attempt_s)
-                return await method(channel)(request, timeout=attempt_s)
+                async with connection.channel(attempt_s) as channel:
+                    return await method(channel)(request, timeout=attempt_s)
             except grpc.aio.AioRpcError as rpc_error:
-                error = _mesh_error(rpc_error)
+                error = _mesh_error(rpc_error, connection)
             except MeshError as mesh_error:
                 error = mesh_error
             except grpc.aio.UsageError:  # closed under the call
@@ -112,18 +119,18 @@ class Calls:
             MeshError: how it ended.
         """
         connection = self._replicas.current
-        channel = await connection.open(self._settings.attempt_timeout_s)
-        call = method(channel)(request)
-        try:
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as rpc_error:
-            error = _mesh_error(rpc_error)
-            if self._may_ask_again(error):
-                self._replicas.leave(connection)  # the next stream goes elsewhere
-            raise error from None
-        finally:
-            call.cancel()
+        async with connection.channel(self._settings.attempt_timeout_s) as channel:
+            call = method(channel)(request)
+            try:
+                async for response in call:
+                    yield response
+            except grpc.aio.AioRpcError as rpc_error:
+                error = _mesh_error(rpc_error, connection)
+                if self._may_ask_again(error):
+                    self._replicas.leave(connection)  # the next stream goes elsewhere
+                raise error from None
+            finally:
+                call.cancel()
 
     @property
     def _attempt_timeout_s(self) -> float:
@@ -143,6 +150,14 @@ class Calls:
         )
 
 
-def _mesh_error(error: grpc.aio.AioRpcError) -> MeshError:
+def _mesh_error(error: grpc.aio.AioRpcError, connection: Connection) -> MeshError:
     status = status_of(error.code().value[0], error.details() or "", error.trailing_metadata())
-    return from_status(status)
+    found = from_status(status)
+    if found.code is Code.UNAVAILABLE and any(sign in found.message for sign in _REFUSALS):
+        hint = (
+            "perhaps the credentials are of another mesh, or have expired"
+            if connection.is_secure
+            else f"if it demands certificates, {CREDENTIALS_HINT}"
+        )
+        return MeshError(found.code, f"{found.message}; {hint}", reason=found.reason)
+    return found

@@ -9,6 +9,7 @@ from typing import Any, Self
 from meshnet.control.calls import Calls, ClientSettings
 from meshnet.control.stubs import node_stub, route_stub
 from meshnet.control.validate import endpoint_address, endpoint_is_tls, node_id_of
+from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 from meshnet.topology import Hop, LayerRange, Route
 from meshnet.v1 import node_service_pb2 as node_pb
@@ -31,15 +32,22 @@ class ControlClient:
     Args:
         url: ``grpc://HOST:PORT``, ``HOST:PORT``, or ``http://HOST:PORT`` of the JSON face,
             which is then asked for the port of the gRPC face; of several replicas, all of
-            them with commas between.
+            them with commas between. ``grpcs`` and ``https`` need credentials.
         settings: see there.
+        credentials: this process's, with which every connection has TLS; calls begin with
+            those that were renewed, as soon as they are.
 
     Raises:
         ConfigError: `url` is none of these, naming the part at fault.
     """
 
-    def __init__(self, url: str, settings: ClientSettings | None = None) -> None:
-        self._calls = Calls(url, settings or ClientSettings())
+    def __init__(
+        self,
+        url: str,
+        settings: ClientSettings | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._calls = Calls(url, settings or ClientSettings(), credentials)
 
     async def __aenter__(self) -> Self:
         """Give the client; it connects with its first call."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -32,12 +33,20 @@ class HttpFace:
         handle: answers all but `own`.
         own: GET handlers of exact paths.
         close_grace_s: what running requests get when the face closes.
+        tls: a server's context; None for no TLS.
     """
 
-    def __init__(self, handle: Handler, own: Mapping[str, Handler], close_grace_s: float) -> None:
+    def __init__(
+        self,
+        handle: Handler,
+        own: Mapping[str, Handler],
+        close_grace_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._handle = handle
         self._own = own
         self._close_grace_s = close_grace_s
+        self._tls = tls
         self._runner: web.ServerRunner | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -51,7 +60,8 @@ class HttpFace:
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=self._close_grace_s)
         await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=BACKLOG).start()
+        site = web.SockSite(self._runner, listener, ssl_context=self._tls, backlog=BACKLOG)
+        await site.start()
 
     async def close(self) -> None:
         """Stop to listen, give running requests a moment, close every connection."""

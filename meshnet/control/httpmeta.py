@@ -23,6 +23,8 @@ from meshnet.control.validate import invalid
 from meshnet.errors import Code, MeshError
 
 __all__ = [
+    "INTERNAL_PREFIX",
+    "Metadata",
     "check_origin",
     "error_answer",
     "headers_out",

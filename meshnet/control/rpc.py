@@ -6,14 +6,19 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from inspect import isawaitable
 from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
+from meshnet.control.caller import acting
+from meshnet.control.guard import Caller, Guard
 from meshnet.control.keepalive import SERVER_OPTIONS
 from meshnet.control.status import DETAILS_KEY, to_status
+from meshnet.credentials import Credentials
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.listen import host_port
 
@@ -23,6 +28,8 @@ MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 
 Observer = Callable[[str, str, float], None]
 """Told the method (``/package.Service/Method``), the code's name and the seconds of each call."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 Trailing = tuple[tuple[str, str], ...]
 """Metadata: pairs of key and value."""
@@ -44,6 +51,7 @@ class RpcServer:
         names: full names of those services, for health and reflection.
         observe: told of each call that ended.
         trailing: gives metadata to add to the end of each unary call.
+        guard: refuses what is not a caller's to call; None lets everybody call everything.
     """
 
     def __init__(
@@ -52,8 +60,9 @@ class RpcServer:
         names: Sequence[str],
         observe: Observer,
         trailing: Callable[[], Trailing] = tuple,
+        guard: Guard | None = None,
     ) -> None:
-        interceptor = _Errors(observe, trailing)
+        interceptor = _Edge(observe, trailing, guard)
         self._server = grpc.aio.server(interceptors=(interceptor,), options=_OPTIONS)
         for add in add_services:
             add(self._server)
@@ -64,15 +73,23 @@ class RpcServer:
             (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
-    def bind(self, host: str, port: int) -> int:
+    def bind(self, host: str, port: int, credentials: Credentials | None = None) -> int:
         """Take an address; gives the port (`port` itself unless 0).
+
+        Args:
+            host: of the address.
+            port: 0 for any.
+            credentials: for TLS, which demands certificates; those of callers to come are
+                checked against what the files have by then. None for no TLS.
 
         Raises:
             ConfigError: it is taken, or not this machine's.
         """
         address = host_port(host, port)
         try:
-            return self._server.add_insecure_port(address)
+            if credentials is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, _tls(credentials))
         except RuntimeError:
             raise ConfigError(
                 f"cannot listen on {address}: the port is taken or the address is not this "
@@ -108,12 +125,29 @@ class RpcServer:
         await self._server.stop(grace_s)
 
 
-class _Errors(grpc.aio.ServerInterceptor):
-    """Ends calls with what MeshError says; hides every other exception behind INTERNAL."""
+def _tls(credentials: Credentials) -> grpc.ServerCredentials:
+    def current() -> grpc.ServerCertificateConfiguration:
+        pem = credentials.pem()
+        return grpc.ssl_server_certificate_configuration([(pem.key, pem.chain)], pem.ca)
 
-    def __init__(self, observe: Observer, trailing: Callable[[], Trailing]) -> None:
+    # gRPC asks at every handshake, in a thread of its own
+    return grpc.dynamic_ssl_server_credentials(
+        current(), current, require_client_authentication=True
+    )
+
+
+class _Edge(grpc.aio.ServerInterceptor):
+    """Lets the guard refuse calls, and ends them with what MeshError says.
+
+    Every other exception is hidden behind INTERNAL.
+    """
+
+    def __init__(
+        self, observe: Observer, trailing: Callable[[], Trailing], guard: Guard | None
+    ) -> None:
         self._observe = observe
         self._trailing = trailing
+        self._guard = guard
 
     async def intercept_service(
         self,
@@ -135,14 +169,24 @@ class _Errors(grpc.aio.ServerInterceptor):
         if handler.unary_stream is not None:
             stream = self._stream(method, handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(stream, **coding)
-        return handler
+        if handler.stream_stream is not None:  # reflection
+            stream = self._stream(method, handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(stream, **coding)
+        raise NotImplementedError(f"{method} streams requests for one response")
+
+    async def _admit(self, context: Context, method: str, request: object) -> Caller | None:
+        return (
+            None if self._guard is None else await self._guard.admit_rpc(context, method, request)
+        )
 
     def _unary(self, method: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def guarded(request: Any, context: Context) -> Any:
             start_s = time.monotonic()
             code = "OK"
             try:
-                answer = await call(request, context)
+                caller = await self._admit(context, method, request)
+                with acting(None if caller is None else caller.identity):
+                    answer = await call(request, context)
                 context.set_trailing_metadata(self._trailing())
                 return answer
             except asyncio.CancelledError:
@@ -155,15 +199,26 @@ class _Errors(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _stream(self, method: str, call: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
-        async def guarded(
-            request: Any, context: grpc.aio.ServicerContext[Any, Any]
-        ) -> AsyncIterator[Any]:
+    def _stream(self, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             start_s = time.monotonic()
             code = "OK"
             try:
-                async for response in call(request, context):
-                    yield response
+                caller = await self._admit(context, method, request)
+                with acting(None if caller is None else caller.identity):
+                    responses = call(request, context)
+                if isawaitable(responses):  # health's, which writes to the context
+                    await responses
+                    return
+                async with aclosing(responses):
+                    while True:
+                        with acting(None if caller is None else caller.identity):
+                            response = await anext(responses, None)
+                        if response is None:
+                            break
+                        if self._guard is not None:  # may have been revoked meanwhile
+                            await self._guard.check(caller)
+                        yield response
             except (asyncio.CancelledError, GeneratorExit):
                 code = Code.CANCELLED.name
                 raise
@@ -178,7 +233,7 @@ class _Errors(grpc.aio.ServerInterceptor):
 async def _abort(
     method: str,
     error: Exception,
-    context: grpc.aio.ServicerContext[Any, Any],
+    context: Context,
     trailing: Trailing = (),
 ) -> str:
     """Set the call's status; the call then ends as aborted with details."""

@@ -11,6 +11,8 @@ from meshnet.v1 import (
     enrollment_service_pb2_grpc,
     node_service_pb2,
     node_service_pb2_grpc,
+    operator_service_pb2,
+    operator_service_pb2_grpc,
     route_service_pb2,
     route_service_pb2_grpc,
 )
@@ -18,15 +20,18 @@ from meshnet.v1 import (
 if TYPE_CHECKING:  # a client needs no servicers
     from meshnet.control.enrollment_service import EnrollmentService
     from meshnet.control.node_service import NodeService
+    from meshnet.control.operator_service import OperatorService
     from meshnet.control.route_service import RouteService
 
 __all__ = [
     "SERVICES",
     "add_enrollment",
     "add_nodes",
+    "add_operators",
     "add_routes",
     "enrollment_stub",
     "node_stub",
+    "operator_stub",
     "route_stub",
 ]
 
@@ -34,6 +39,7 @@ SERVICES: Final = (
     node_service_pb2.DESCRIPTOR.services_by_name["NodeService"],
     route_service_pb2.DESCRIPTOR.services_by_name["RouteService"],
     enrollment_service_pb2.DESCRIPTOR.services_by_name["EnrollmentService"],
+    operator_service_pb2.DESCRIPTOR.services_by_name["OperatorService"],
 )
 """Descriptors of the services that both faces serve."""
 
@@ -53,6 +59,11 @@ def add_enrollment(servicer: EnrollmentService, server: grpc.aio.Server) -> None
     enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
 
 
+def add_operators(servicer: OperatorService, server: grpc.aio.Server) -> None:
+    """Register a servicer."""
+    operator_service_pb2_grpc.add_OperatorServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
 def node_stub(channel: grpc.aio.Channel) -> Any:
     """Give the calls of NodeService."""
     return node_service_pb2_grpc.NodeServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -66,3 +77,8 @@ def route_stub(channel: grpc.aio.Channel) -> Any:
 def enrollment_stub(channel: grpc.aio.Channel) -> Any:
     """Give the calls of EnrollmentService."""
     return enrollment_service_pb2_grpc.EnrollmentServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+def operator_stub(channel: grpc.aio.Channel) -> Any:
+    """Give the calls of OperatorService."""
+    return operator_service_pb2_grpc.OperatorServiceStub(channel)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 import grpc
@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from meshnet.control.binding import bind_body, bind_path, bind_query, mask_of, parse_json
 from meshnet.control.http_face import MAX_BODY_BYTES
 from meshnet.control.httpmeta import (
+    Metadata,
     check_origin,
     error_answer,
     headers_out,
@@ -41,6 +42,8 @@ _HTTP_BODY: Final = "google.api.HttpBody"
 
 _log = logging.getLogger(__name__)
 
+Admit = Callable[[web.BaseRequest, str], Awaitable[Metadata]]
+
 Answer = tuple[int, list[tuple[str, str]], bytes]
 
 
@@ -50,10 +53,18 @@ class Transcoder:
     Args:
         channel: to a server that serves `services`.
         services: whose annotated methods are served.
+        admit: refuses a request for an RPC, or gives metadata that says who sent it;
+            ``Authorization`` goes no further then. None lets all requests pass.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, services: Iterable[ServiceDescriptor]) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        services: Iterable[ServiceDescriptor],
+        admit: Admit | None = None,
+    ) -> None:
         self._channel = channel
+        self._admit = admit
         self._rules = HttpRules(services)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -89,8 +100,11 @@ class Transcoder:
             return _response(request, (number, [*headers, allow], body))
         binding, values = matching[0]
         check_origin(request.method, request.headers)
+        told = () if self._admit is None else await self._admit(request, binding.rpc)
         message = await _message(request, binding, values, query)
         metadata = metadata_in(request.headers.items())
+        if self._admit is not None:
+            metadata = (*(pair for pair in metadata if pair[0] != "authorization"), *told)
         default_s = None if binding.is_stream else UNARY_TIMEOUT_S
         timeout_s = timeout_in(request.headers.get("Grpc-Timeout"), default_s)
         if not binding.is_stream:

@@ -38,7 +38,9 @@ async def test_a_second_control_plane_cannot_share_a_port(mesh):
 
 
 async def test_an_address_that_is_not_ours_is_refused():
-    server = ControlServer(ControlSettings(http_host="192.0.2.1", http_port=0, grpc_port=0))
+    server = ControlServer(
+        ControlSettings(http_host="192.0.2.1", http_port=0, grpc_port=0, insecure=True)
+    )
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         await server.start()
     await server.close()
