@@ -17,6 +17,7 @@ import grpc
 from aiohttp import web
 
 import meshnet
+from meshnet.control.documents import Documents, MemoryDocuments
 from meshnet.control.enrollment_service import EnrollmentService
 from meshnet.control.grant_issuer import GrantIssuer, GrantTimes
 from meshnet.control.guard import Guard
@@ -132,7 +133,9 @@ class ControlServer:
     ) -> None:
         self._settings = settings
         self._credentials = credentials
-        self._documents = make_documents(settings.store)
+        self._documents: Documents = MemoryDocuments()
+        if credentials is not None or settings.require_grants:
+            self._documents = make_documents(settings.store)
         operators = None if credentials is None else Operators(self._documents)
         self._guard = None if operators is None else Guard(operators)
         self._metrics = ControlMetrics()
