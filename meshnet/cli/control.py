@@ -46,6 +46,12 @@ def control(
             help="Nodes take sessions only along routes that this control plane has granted.",
         ),
     ] = False,
+    require_probe: Annotated[
+        bool,
+        typer.Option(
+            "--require-probe", help="Keep nodes out of routes whose model has no reference."
+        ),
+    ] = False,
     as_json: Json = False,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -65,6 +71,7 @@ def control(
         lease_ttl_s=lease_ttl,
         store=store,
         require_grants=require_grants,
+        require_probe=require_probe,
     )
 
     @asynccontextmanager

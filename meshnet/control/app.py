@@ -17,7 +17,6 @@ import grpc
 from aiohttp import web
 
 import meshnet
-from meshnet.control.documents import Documents, MemoryDocuments
 from meshnet.control.enrollment_service import EnrollmentService
 from meshnet.control.grant_issuer import GrantIssuer, GrantTimes
 from meshnet.control.guard import Guard
@@ -27,6 +26,8 @@ from meshnet.control.node_service import LeaseTimes, NodeService
 from meshnet.control.openapi import openapi
 from meshnet.control.operator_service import OperatorService
 from meshnet.control.operators import Operators
+from meshnet.control.reference_service import ReferenceService
+from meshnet.control.references import References
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
 from meshnet.control.store_url import make_documents, make_store
@@ -35,9 +36,11 @@ from meshnet.control.stubs import (
     add_enrollment,
     add_nodes,
     add_operators,
+    add_references,
     add_routes,
 )
 from meshnet.control.transcode import Transcoder
+from meshnet.control.verification import Verifier
 from meshnet.credentials import Credentials
 from meshnet.errors import ConfigError, MeshError
 from meshnet.listen import host_port, listen, refuse_exposed
@@ -72,6 +75,7 @@ class ControlSettings:
         require_grants: nodes take sessions only along routes that were granted to them.
         grants: how long grants and their keys last.
         insecure: whether an open control plane may listen where other machines reach it.
+        require_probe: leave nodes out whose model has no reference.
     """
 
     http_host: str = "127.0.0.1"
@@ -88,6 +92,7 @@ class ControlSettings:
     require_grants: bool = False
     grants: GrantTimes = field(default_factory=GrantTimes)
     insecure: bool = False
+    require_probe: bool = False
 
     def __post_init__(self) -> None:
         """Refuse times that cannot be.
@@ -133,9 +138,7 @@ class ControlServer:
     ) -> None:
         self._settings = settings
         self._credentials = credentials
-        self._documents: Documents = MemoryDocuments()
-        if credentials is not None or settings.require_grants:
-            self._documents = make_documents(settings.store)
+        self._documents = make_documents(settings.store)
         operators = None if credentials is None else Operators(self._documents)
         self._guard = None if operators is None else Guard(operators)
         self._metrics = ControlMetrics()
@@ -144,9 +147,12 @@ class ControlServer:
             GrantIssuer(self._documents, settings.grants) if settings.require_grants else None
         )
         times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
+        self._references = References(self._documents, clock)
+        verifier = Verifier(self._references, clock, require=settings.require_probe)
         nodes = NodeService(
             self._store,
             times,
+            verifier,
             bookmark_interval_s=settings.bookmark_interval_s,
             grants=self._grants,
         )
@@ -162,6 +168,7 @@ class ControlServer:
                 partial(add_routes, routes),
                 partial(add_enrollment, EnrollmentService(None)),
                 partial(add_operators, OperatorService(operators)),
+                partial(add_references, ReferenceService(self._references)),
             ),
             [service.full_name for service in SERVICES],
             self._metrics.observe,
@@ -199,6 +206,7 @@ class ControlServer:
             await self._documents.open()
             if self._grants is not None:
                 await self._grants.start()
+            await self._references.read()
         except MeshError:
             listener.close()
             await self.close()

@@ -74,6 +74,11 @@ _SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "ListOperators": Rule(_ADMIN),
         "RevokeOperator": Rule(_ADMIN),
     },
+    "meshnet.v1.ReferenceService": {
+        "PutReference": Rule(_OPERATE),
+        "ListReferences": Rule(_MESH | _READ),
+        "DeleteReference": Rule(_OPERATE),
+    },
     "grpc.health.v1.Health": {"Check": Rule(_ALL), "Watch": Rule(_ALL), "List": Rule(_ALL)},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Rule(_ALL)},
 }

@@ -7,12 +7,13 @@ from contextlib import aclosing
 from typing import Any, Self
 
 from meshnet.control.calls import Calls, ClientSettings
-from meshnet.control.stubs import node_stub, route_stub
+from meshnet.control.stubs import node_stub, reference_stub, route_stub
 from meshnet.control.validate import endpoint_address, endpoint_is_tls, node_id_of
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 from meshnet.topology import Hop, LayerRange, Route
 from meshnet.v1 import node_service_pb2 as node_pb
+from meshnet.v1 import reference_service_pb2 as reference_pb
 from meshnet.v1 import route_service_pb2 as route_pb
 from meshnet.v1 import types_pb2
 
@@ -22,7 +23,7 @@ _PAGE_SIZE = 1000
 
 
 class ControlClient:
-    """Calls of NodeService and RouteService.
+    """Calls of NodeService, RouteService and ReferenceService.
 
     Every method raises MeshError alone, with reason and field as the server gave them.
     An attempt that got no answer (UNAVAILABLE without a reason) is tried again until the
@@ -79,6 +80,7 @@ class ControlClient:
         incarnation: int,
         ready: bool,
         load: types_pb2.LoadStats | None = None,
+        probes: Iterable[node_pb.ProbeReport] = (),
         timeout_s: float | None = None,
     ) -> node_pb.HeartbeatResponse:
         """Renew a lease; LeaseExpiredError tells the node to register again."""
@@ -88,6 +90,7 @@ class ControlClient:
             incarnation=incarnation,
             ready=ready,
             load=load,
+            probes=probes,
         )
         response: node_pb.HeartbeatResponse = await self._nodes("Heartbeat", request, timeout_s)
         return response
@@ -254,6 +257,37 @@ class ControlClient:
         request = route_pb.GetStatusRequest()
         response: route_pb.GetStatusResponse = await self._routes("GetStatus", request)
         return response
+
+    async def put_reference(
+        self, reference: reference_pb.Reference, *, replace: bool = False
+    ) -> reference_pb.Reference:
+        """Register what a model computes."""
+        request = reference_pb.PutReferenceRequest(reference=reference, replace=replace)
+        response: reference_pb.PutReferenceResponse = await self._references(
+            "PutReference", request
+        )
+        return response.reference
+
+    async def list_references(self) -> list[reference_pb.Reference]:
+        """Give all references, page by page, without their parts."""
+        request = reference_pb.ListReferencesRequest(page_size=_PAGE_SIZE)
+        references: list[reference_pb.Reference] = []
+        while True:
+            response: reference_pb.ListReferencesResponse = await self._references(
+                "ListReferences", request
+            )
+            references += response.references
+            if not response.next_page_token:
+                return references
+            request.page_token = response.next_page_token
+
+    async def delete_reference(self, model_digest: str) -> None:
+        """Remove a reference."""
+        request = reference_pb.DeleteReferenceRequest(name=f"references/{model_digest}")
+        await self._references("DeleteReference", request)
+
+    async def _references(self, method: str, request: object) -> Any:
+        return await self._calls.call(lambda c: getattr(reference_stub(c), method), request, None)
 
     async def _nodes(self, method: str, request: object, timeout_s: float | None = None) -> Any:
         return await self._calls.call(lambda c: getattr(node_stub(c), method), request, timeout_s)

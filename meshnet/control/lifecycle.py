@@ -1,11 +1,13 @@
 """A node's life as the control plane sees it: what each event makes of its record.
 
 JOINING → READY (and back, when its self-test fails) → DRAINING → DRAINED; LOST when its
-lease ends. Each function gives a new record: snapshots of the registry share the old one.
+lease ends; QUARANTINED while its probes do not match its model. Each function gives a new
+record: snapshots of the registry share the old one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshnet.errors import Code, MeshError
@@ -13,8 +15,10 @@ from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as pb
 
 __all__ = [
+    "Judge",
     "Record",
     "desired_state",
+    "differs",
     "drain",
     "existing",
     "heartbeat",
@@ -24,7 +28,12 @@ __all__ = [
 ]
 
 _LEAVING = (pb.NODE_STATE_DRAINING, pb.NODE_STATE_DRAINED)
-_OUTPUT_ONLY = ("state", "load", "create_time", "heartbeat_time", "drain_reason")
+_OUTPUT_ONLY = ("state", "load", "create_time", "heartbeat_time", "drain_reason", "verification")
+_MISMATCHES = pb.Verification.STATE_FAILED
+_WAITS = pb.Verification.STATE_PENDING
+
+Judge = Callable[[pb.Node, pb.HeartbeatRequest], pb.Verification]
+"""Says what is known of a node's numbers, of the node as it was and its heartbeat."""
 
 
 @dataclass(slots=True)
@@ -102,24 +111,39 @@ def register(node_id: NodeId, node: pb.Node, before: Record | None, wall_s: floa
         fresh.load.CopyFrom(old.load)
         fresh.create_time.CopyFrom(old.create_time)
         fresh.drain_reason = old.drain_reason
+        fresh.verification.CopyFrom(old.verification)
         record.drain_until_s = before.drain_until_s
     return record
 
 
-def heartbeat(before: Record, request: pb.HeartbeatRequest, wall_s: float, now: float) -> Record:
-    """Take in a heartbeat of the lease's holder."""
+def heartbeat(
+    before: Record,
+    request: pb.HeartbeatRequest,
+    wall_s: float,
+    now: float,
+    judge: Judge | None = None,
+) -> Record:
+    """Take in a heartbeat of the lease's holder; without `judge` its numbers are not looked at."""
     record = before.copy()
     node = record.node
     node.heartbeat_time.FromNanoseconds(int(wall_s * 1e9))
     if request.HasField("load"):
         node.load.CopyFrom(request.load)
+    if judge is not None:
+        _take_verification(node, judge(before.node, request))
     if node.state not in _LEAVING:
-        node.state = pb.NODE_STATE_READY if request.ready else pb.NODE_STATE_JOINING
+        node.state = _served_state(node, is_ready=request.ready)
     elif node.state == pb.NODE_STATE_DRAINING:
         is_idle = request.HasField("load") and request.load.active_sessions == 0
         if is_idle or (record.drain_until_s is not None and now >= record.drain_until_s):
             node.state = pb.NODE_STATE_DRAINED
     return record
+
+
+def differs(record: Record, before: Record) -> bool:
+    """Tell whether a heartbeat changed what operators and routes see."""
+    node, old = record.node, before.node
+    return node.state != old.state or node.verification != old.verification
 
 
 def drain(before: Record, until_s: float, reason: str) -> Record:
@@ -157,3 +181,18 @@ def desired_state(node: pb.Node) -> pb.NodeState:
     if node.state in _LEAVING:
         return node.state
     return pb.NODE_STATE_CORDONED if node.cordoned else pb.NODE_STATE_READY
+
+
+def _served_state(node: pb.Node, *, is_ready: bool) -> pb.NodeState:
+    if node.verification.state == _MISMATCHES:
+        return pb.NODE_STATE_QUARANTINED
+    is_ready = is_ready and node.verification.state != _WAITS
+    return pb.NODE_STATE_READY if is_ready else pb.NODE_STATE_JOINING
+
+
+def _take_verification(node: pb.Node, found: pb.Verification) -> None:
+    old = node.verification
+    is_same = (found.state, found.reason, found.message) == (old.state, old.reason, old.message)
+    if not is_same:
+        node.verification.CopyFrom(found)
+        node.verification.since_time.CopyFrom(node.heartbeat_time)

@@ -9,6 +9,7 @@ from typing import Final
 
 from meshnet.control.grant_issuer import GrantIssuer
 from meshnet.control.paging import page_of
+from meshnet.control.probe_messages import check_reports
 from meshnet.control.registry import Event, Store
 from meshnet.control.validate import (
     check_labels,
@@ -21,6 +22,7 @@ from meshnet.control.validate import (
     invalid,
     node_id_of,
 )
+from meshnet.control.verification import Verifier
 from meshnet.errors import Code, MeshError
 from meshnet.lease import Lease
 from meshnet.v1 import node_service_pb2 as pb
@@ -53,11 +55,13 @@ class NodeService:
         self,
         store: Store,
         times: LeaseTimes,
+        verifier: Verifier | None = None,
         *,
         bookmark_interval_s: float = 10.0,
         grants: GrantIssuer | None = None,
     ) -> None:
         self._store = store
+        self._verifier = verifier
         self._times = times
         self._bookmark_interval_s = bookmark_interval_s
         self._grants = grants
@@ -86,12 +90,20 @@ class NodeService:
         """Renew a node's lease."""
         check_required(request)
         check_load(request.load, "load")
-        beat = await self._store.heartbeat(node_id_of(request.name), request)
+        check_reports(request.probes)
+        verifier = self._verifier
+        if verifier is not None:
+            await verifier.prepare()
+        beat = await self._store.heartbeat(
+            node_id_of(request.name), request, verifier.judge if verifier is not None else None
+        )
         response = pb.HeartbeatResponse(
             lease=_lease(beat.lease),
             desired_state=beat.desired_state,
             revision=beat.revision,
             grants=await self._policy(),
+            verification=beat.verification,
+            probes_wanted=verifier is not None and verifier.is_asked(request.name),
         )
         if beat.drain_remaining_s is not None:
             response.drain_remaining.FromMilliseconds(int(beat.drain_remaining_s * 1000))

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from meshnet.control.lifecycle import Judge
 from meshnet.errors import Code, MeshError
 from meshnet.lease import Lease
 from meshnet.topology import NodeId
@@ -78,12 +79,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Answer to a heartbeat: the lease, the state wanted, seconds left to drain, the revision."""
+    """Answer to a heartbeat: the lease, the state wanted, seconds left to drain, the revision.
+
+    `verification` is what is known of the node's numbers.
+    """
 
     lease: Lease
     desired_state: pb.NodeState
     drain_remaining_s: float | None
     revision: int
+    verification: pb.Verification
 
 
 class Store(Protocol):
@@ -120,8 +125,10 @@ class Store(Protocol):
         """Store `node` under a lease; gives it as stored, with the lease and the revision."""
         ...
 
-    async def heartbeat(self, node_id: NodeId, request: pb.HeartbeatRequest) -> Heartbeat:
-        """Renew a lease and take in the node's report."""
+    async def heartbeat(
+        self, node_id: NodeId, request: pb.HeartbeatRequest, judge: Judge | None = None
+    ) -> Heartbeat:
+        """Renew a lease and take in the node's report, as `lifecycle.heartbeat` does."""
         ...
 
     async def update(

@@ -260,11 +260,19 @@ class RouteService:
     def _left_out(self, table: RouteTable, query: RouteQuery) -> list[pb.LeftOutNode]:
         nodes = self._candidates.nodes
         return [
-            pb.LeftOutNode(
-                node=nodes[node].name, reason="CORDONED" if nodes[node].cordoned else reason
-            )
+            pb.LeftOutNode(node=nodes[node].name, reason=_reason(nodes[node], reason))
             for node, reason in sorted(left_out(table.candidates(query), query))
         ]
+
+
+def _reason(node: node_pb.Node, reason: str) -> str:
+    """Say why a node is left out; `reason` is what routes know."""
+    if node.state == node_pb.NODE_STATE_QUARANTINED:
+        return "QUARANTINED"
+    if node.cordoned:
+        return "CORDONED"
+    waits = node.verification.state == node_pb.Verification.STATE_PENDING
+    return "UNVERIFIED" if waits and node.state == node_pb.NODE_STATE_JOINING else reason
 
 
 def _check_wanted(max_routes: int, route_class: int = 0) -> None:

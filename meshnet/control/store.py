@@ -11,8 +11,10 @@ from typing import Final, Protocol
 
 from meshnet.control.changes import ChangeLog
 from meshnet.control.lifecycle import (
+    Judge,
     Record,
     desired_state,
+    differs,
     drain,
     existing,
     heartbeat,
@@ -147,7 +149,9 @@ class MemoryStore:
             raise
         return record.node, lease, self._changes.revision
 
-    async def heartbeat(self, node_id: NodeId, request: pb.HeartbeatRequest) -> Heartbeat:
+    async def heartbeat(
+        self, node_id: NodeId, request: pb.HeartbeatRequest, judge: Judge | None = None
+    ) -> Heartbeat:
         """Renew a lease and take in the node's report.
 
         Raises:
@@ -159,15 +163,21 @@ class MemoryStore:
             LeaseId(request.lease_id), node_id, request.incarnation, now
         )
         before = self._records[node_id]
-        record = heartbeat(before, request, self._wall_clock(), now)
-        if record.node.state != before.node.state:
+        record = heartbeat(before, request, self._wall_clock(), now, judge)
+        if differs(record, before):
             self._put(node_id, record)
         else:
             self._records[node_id] = record
             if request.HasField("load"):
                 self._changes.notify(Event(self._changes.revision, record.node, is_load=True))
         left_s = None if record.drain_until_s is None else max(0.0, record.drain_until_s - now)
-        return Heartbeat(lease, desired_state(record.node), left_s, self._changes.revision)
+        return Heartbeat(
+            lease,
+            desired_state(record.node),
+            left_s,
+            self._changes.revision,
+            record.node.verification,
+        )
 
     async def update(
         self, node_id: NodeId, etag: str, change: Callable[[pb.Node], None]

@@ -13,6 +13,8 @@ from meshnet.v1 import (
     node_service_pb2_grpc,
     operator_service_pb2,
     operator_service_pb2_grpc,
+    reference_service_pb2,
+    reference_service_pb2_grpc,
     route_service_pb2,
     route_service_pb2_grpc,
 )
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # a client needs no servicers
     from meshnet.control.enrollment_service import EnrollmentService
     from meshnet.control.node_service import NodeService
     from meshnet.control.operator_service import OperatorService
+    from meshnet.control.reference_service import ReferenceService
     from meshnet.control.route_service import RouteService
 
 __all__ = [
@@ -28,10 +31,12 @@ __all__ = [
     "add_enrollment",
     "add_nodes",
     "add_operators",
+    "add_references",
     "add_routes",
     "enrollment_stub",
     "node_stub",
     "operator_stub",
+    "reference_stub",
     "route_stub",
 ]
 
@@ -40,6 +45,7 @@ SERVICES: Final = (
     route_service_pb2.DESCRIPTOR.services_by_name["RouteService"],
     enrollment_service_pb2.DESCRIPTOR.services_by_name["EnrollmentService"],
     operator_service_pb2.DESCRIPTOR.services_by_name["OperatorService"],
+    reference_service_pb2.DESCRIPTOR.services_by_name["ReferenceService"],
 )
 """Descriptors of the services that both faces serve."""
 
@@ -62,6 +68,16 @@ def add_enrollment(servicer: EnrollmentService, server: grpc.aio.Server) -> None
 def add_operators(servicer: OperatorService, server: grpc.aio.Server) -> None:
     """Register a servicer."""
     operator_service_pb2_grpc.add_OperatorServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+def add_references(servicer: ReferenceService, server: grpc.aio.Server) -> None:
+    """Register a servicer."""
+    reference_service_pb2_grpc.add_ReferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+def reference_stub(channel: grpc.aio.Channel) -> Any:
+    """Give the calls of ReferenceService."""
+    return reference_service_pb2_grpc.ReferenceServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def node_stub(channel: grpc.aio.Channel) -> Any:

@@ -31,7 +31,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from meshnet.v1 import types_pb2 as meshnet_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmeshnet/v1/node_service.proto\x12\nmeshnet.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16meshnet/v1/types.proto\"\xbb\x06\n\x04Node\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08R\x04name\x12&\n\x0bincarnation\x18\x02 \x01(\x04\x42\x04\xe2\x41\x01\x02R\x0bincarnation\x12)\n\x06shards\x18\x03 \x03(\x0b\x32\x11.meshnet.v1.ShardR\x06shards\x12\x38\n\tendpoints\x18\x04 \x03(\x0b\x32\x14.meshnet.v1.EndpointB\x04\xe2\x41\x01\x02R\tendpoints\x12+\n\x04wire\x18\x05 \x01(\x0b\x32\x17.meshnet.v1.WireProfileR\x04wire\x12\x30\n\x08location\x18\x06 \x01(\x0b\x32\x14.meshnet.v1.LocationR\x08location\x12\x34\n\x06labels\x18\x07 \x03(\x0b\x32\x1c.meshnet.v1.Node.LabelsEntryR\x06labels\x12\x16\n\x06weight\x18\x08 \x01(\rR\x06weight\x12\x1a\n\x08\x63ordoned\x18\t \x01(\x08R\x08\x63ordoned\x12)\n\x10software_version\x18\n \x01(\tR\x0fsoftwareVersion\x12\x31\n\x05state\x18\x0b \x01(\x0e\x32\x15.meshnet.v1.NodeStateB\x04\xe2\x41\x01\x03R\x05state\x12/\n\x04load\x18\x0c \x01(\x0b\x32\x15.meshnet.v1.LoadStatsB\x04\xe2\x41\x01\x03R\x04load\x12\x41\n\x0b\x63reate_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\ncreateTime\x12G\n\x0eheartbeat_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\rheartbeatTime\x12\x12\n\x04\x65tag\x18\x0f \x01(\tR\x04\x65tag\x12\'\n\x0c\x64rain_reason\x18\x10 \x01(\tB\x04\xe2\x41\x01\x03R\x0b\x64rainReason\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01:0\xea\x41-\n\x10meshnet.dev/Node\x12\x0cnodes/{node}*\x05nodes2\x04node\"\xa0\x01\n\x13RegisterNodeRequest\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeB\x04\xe2\x41\x01\x02R\x04node\x12\x1d\n\x07node_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02R\x06nodeId\x12>\n\rrequested_ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0crequestedTtl\"\xb2\x01\n\x14RegisterNodeResponse\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\x12\'\n\x05lease\x18\x02 \x01(\x0b\x32\x11.meshnet.v1.LeaseR\x05lease\x12\x1a\n\x08revision\x18\x03 \x01(\x03R\x08revision\x12/\n\x06grants\x18\x04 \x01(\x0b\x32\x17.meshnet.v1.GrantPolicyR\x06grants\"\xb6\x01\n\x10HeartbeatRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\x12\x1f\n\x08lease_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02R\x07leaseId\x12&\n\x0bincarnation\x18\x03 \x01(\x04\x42\x04\xe2\x41\x01\x02R\x0bincarnation\x12)\n\x04load\x18\x04 \x01(\x0b\x32\x15.meshnet.v1.LoadStatsR\x04load\x12\x14\n\x05ready\x18\x05 \x01(\x08R\x05ready\"\x89\x02\n\x11HeartbeatResponse\x12\'\n\x05lease\x18\x01 \x01(\x0b\x32\x11.meshnet.v1.LeaseR\x05lease\x12:\n\rdesired_state\x18\x02 \x01(\x0e\x32\x15.meshnet.v1.NodeStateR\x0c\x64\x65siredState\x12\x1a\n\x08revision\x18\x03 \x01(\x03R\x08revision\x12\x42\n\x0f\x64rain_remaining\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0e\x64rainRemaining\x12/\n\x06grants\x18\x05 \x01(\x0b\x32\x17.meshnet.v1.GrantPolicyR\x06grants\"*\n\x0eGetNodeRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\"7\n\x0fGetNodeResponse\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\"\xab\x01\n\x10ListNodesRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x15.meshnet.v1.NodeStateR\x06states\x12\x14\n\x05model\x18\x04 \x01(\tR\x05model\x12\x16\n\x06region\x18\x05 \x01(\tR\x06region\"\x7f\n\x11ListNodesResponse\x12&\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.meshnet.v1.NodeR\x05nodes\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n\x08revision\x18\x03 \x01(\x03R\x08revision\"|\n\x11UpdateNodeRequest\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeB\x04\xe2\x41\x01\x02R\x04node\x12;\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskR\nupdateMask\":\n\x12UpdateNodeResponse\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\"\x96\x01\n\x10\x44rainNodeRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\x12<\n\x0cgrace_period\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0bgracePeriod\x12\x16\n\x06reason\x18\x03 \x01(\tR\x06reason\x12\x12\n\x04\x65tag\x18\x04 \x01(\tR\x04\x65tag\"9\n\x11\x44rainNodeResponse\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\"j\n\x15\x44\x65registerNodeRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\x12\x12\n\x04\x65tag\x18\x02 \x01(\tR\x04\x65tag\x12#\n\rallow_missing\x18\x03 \x01(\x08R\x0c\x61llowMissing\"\x18\n\x16\x44\x65registerNodeResponse\"s\n\x11WatchNodesRequest\x12%\n\x0estart_revision\x18\x01 \x01(\x03R\rstartRevision\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12!\n\x0cinclude_load\x18\x03 \x01(\x08R\x0bincludeLoad\"\x81\x02\n\x12WatchNodesResponse\x12<\n\x04type\x18\x01 \x01(\x0e\x32(.meshnet.v1.WatchNodesResponse.EventTypeR\x04type\x12$\n\x04node\x18\x02 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\x12\x1a\n\x08revision\x18\x03 \x01(\x03R\x08revision\"k\n\tEventType\x12\x1a\n\x16\x45VENT_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45VENT_TYPE_PUT\x10\x01\x12\x15\n\x11\x45VENT_TYPE_DELETE\x10\x02\x12\x17\n\x13\x45VENT_TYPE_BOOKMARK\x10\x03*\xb4\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATE_JOINING\x10\x01\x12\x14\n\x10NODE_STATE_READY\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x16\n\x12NODE_STATE_DRAINED\x10\x04\x12\x13\n\x0fNODE_STATE_LOST\x10\x05\x12\x17\n\x13NODE_STATE_CORDONED\x10\x06\x32\xe9\x06\n\x0bNodeService\x12j\n\x0cRegisterNode\x12\x1f.meshnet.v1.RegisterNodeRequest\x1a .meshnet.v1.RegisterNodeResponse\"\x17\x82\xd3\xe4\x93\x02\x11\"\t/v1/nodes:\x04node\x12q\n\tHeartbeat\x12\x1c.meshnet.v1.HeartbeatRequest\x1a\x1d.meshnet.v1.HeartbeatResponse\"\'\x82\xd3\xe4\x93\x02!\"\x1c/v1/{name=nodes/*}:heartbeat:\x01*\x12^\n\x07GetNode\x12\x1a.meshnet.v1.GetNodeRequest\x1a\x1b.meshnet.v1.GetNodeResponse\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/v1/{name=nodes/*}\x12[\n\tListNodes\x12\x1c.meshnet.v1.ListNodesRequest\x1a\x1d.meshnet.v1.ListNodesResponse\"\x11\x82\xd3\xe4\x93\x02\x0b\x12\t/v1/nodes\x12r\n\nUpdateNode\x12\x1d.meshnet.v1.UpdateNodeRequest\x1a\x1e.meshnet.v1.UpdateNodeResponse\"%\x82\xd3\xe4\x93\x02\x1f\x32\x17/v1/{node.name=nodes/*}:\x04node\x12m\n\tDrainNode\x12\x1c.meshnet.v1.DrainNodeRequest\x1a\x1d.meshnet.v1.DrainNodeResponse\"#\x82\xd3\xe4\x93\x02\x1d\"\x18/v1/{name=nodes/*}:drain:\x01*\x12s\n\x0e\x44\x65registerNode\x12!.meshnet.v1.DeregisterNodeRequest\x1a\".meshnet.v1.DeregisterNodeResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/v1/{name=nodes/*}\x12\x66\n\nWatchNodes\x12\x1d.meshnet.v1.WatchNodesRequest\x1a\x1e.meshnet.v1.WatchNodesResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/v1/nodes:watch0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmeshnet/v1/node_service.proto\x12\nmeshnet.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16meshnet/v1/types.proto\"\xff\x06\n\x04Node\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08R\x04name\x12&\n\x0bincarnation\x18\x02 \x01(\x04\x42\x04\xe2\x41\x01\x02R\x0bincarnation\x12)\n\x06shards\x18\x03 \x03(\x0b\x32\x11.meshnet.v1.ShardR\x06shards\x12\x38\n\tendpoints\x18\x04 \x03(\x0b\x32\x14.meshnet.v1.EndpointB\x04\xe2\x41\x01\x02R\tendpoints\x12+\n\x04wire\x18\x05 \x01(\x0b\x32\x17.meshnet.v1.WireProfileR\x04wire\x12\x30\n\x08location\x18\x06 \x01(\x0b\x32\x14.meshnet.v1.LocationR\x08location\x12\x34\n\x06labels\x18\x07 \x03(\x0b\x32\x1c.meshnet.v1.Node.LabelsEntryR\x06labels\x12\x16\n\x06weight\x18\x08 \x01(\rR\x06weight\x12\x1a\n\x08\x63ordoned\x18\t \x01(\x08R\x08\x63ordoned\x12)\n\x10software_version\x18\n \x01(\tR\x0fsoftwareVersion\x12\x31\n\x05state\x18\x0b \x01(\x0e\x32\x15.meshnet.v1.NodeStateB\x04\xe2\x41\x01\x03R\x05state\x12/\n\x04load\x18\x0c \x01(\x0b\x32\x15.meshnet.v1.LoadStatsB\x04\xe2\x41\x01\x03R\x04load\x12\x41\n\x0b\x63reate_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\ncreateTime\x12G\n\x0eheartbeat_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\rheartbeatTime\x12\x12\n\x04\x65tag\x18\x0f \x01(\tR\x04\x65tag\x12\'\n\x0c\x64rain_reason\x18\x10 \x01(\tB\x04\xe2\x41\x01\x03R\x0b\x64rainReason\x12\x42\n\x0cverification\x18\x11 \x01(\x0b\x32\x18.meshnet.v1.VerificationB\x04\xe2\x41\x01\x03R\x0cverification\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01:0\xea\x41-\n\x10meshnet.dev/Node\x12\x0cnodes/{node}*\x05nodes2\x04node\"\xa0\x02\n\x0cVerification\x12\x34\n\x05state\x18\x01 \x01(\x0e\x32\x1e.meshnet.v1.Verification.StateR\x05state\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n\x07message\x18\x03 \x01(\tR\x07message\x12\x39\n\nsince_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tsinceTime\"m\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10STATE_UNVERIFIED\x10\x01\x12\x11\n\rSTATE_PENDING\x10\x02\x12\x12\n\x0eSTATE_VERIFIED\x10\x03\x12\x10\n\x0cSTATE_FAILED\x10\x04\"\xa0\x01\n\x13RegisterNodeRequest\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeB\x04\xe2\x41\x01\x02R\x04node\x12\x1d\n\x07node_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02R\x06nodeId\x12>\n\rrequested_ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0crequestedTtl\"\xb2\x01\n\x14RegisterNodeResponse\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\x12\'\n\x05lease\x18\x02 \x01(\x0b\x32\x11.meshnet.v1.LeaseR\x05lease\x12\x1a\n\x08revision\x18\x03 \x01(\x03R\x08revision\x12/\n\x06grants\x18\x04 \x01(\x0b\x32\x17.meshnet.v1.GrantPolicyR\x06grants\"\xe7\x01\n\x10HeartbeatRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\x12\x1f\n\x08lease_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02R\x07leaseId\x12&\n\x0bincarnation\x18\x03 \x01(\x04\x42\x04\xe2\x41\x01\x02R\x0bincarnation\x12)\n\x04load\x18\x04 \x01(\x0b\x32\x15.meshnet.v1.LoadStatsR\x04load\x12\x14\n\x05ready\x18\x05 \x01(\x08R\x05ready\x12/\n\x06probes\x18\x06 \x03(\x0b\x32\x17.meshnet.v1.ProbeReportR\x06probes\"\xab\x01\n\x0bProbeReport\x12\x1a\n\x05model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x05model\x12#\n\rprobe_version\x18\x02 \x01(\rR\x0cprobeVersion\x12\x14\n\x05\x64type\x18\x03 \x01(\tR\x05\x64type\x12+\n\x05parts\x18\x04 \x03(\x0b\x32\x15.meshnet.v1.ProbePartR\x05parts\x12\x18\n\x07problem\x18\x05 \x01(\tR\x07problem\"o\n\tProbePart\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\x12\x16\n\x06\x64igest\x18\x02 \x01(\x0cR\x06\x64igest\x12\x16\n\x06sketch\x18\x03 \x03(\x02R\x06sketch\x12\x18\n\x07\x61gainst\x18\x04 \x03(\x02R\x07\x61gainst\"\xec\x02\n\x11HeartbeatResponse\x12\'\n\x05lease\x18\x01 \x01(\x0b\x32\x11.meshnet.v1.LeaseR\x05lease\x12:\n\rdesired_state\x18\x02 \x01(\x0e\x32\x15.meshnet.v1.NodeStateR\x0c\x64\x65siredState\x12\x1a\n\x08revision\x18\x03 \x01(\x03R\x08revision\x12\x42\n\x0f\x64rain_remaining\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0e\x64rainRemaining\x12/\n\x06grants\x18\x05 \x01(\x0b\x32\x17.meshnet.v1.GrantPolicyR\x06grants\x12<\n\x0cverification\x18\x06 \x01(\x0b\x32\x18.meshnet.v1.VerificationR\x0cverification\x12#\n\rprobes_wanted\x18\x07 \x01(\x08R\x0cprobesWanted\"*\n\x0eGetNodeRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\"7\n\x0fGetNodeResponse\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\"\xab\x01\n\x10ListNodesRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x15.meshnet.v1.NodeStateR\x06states\x12\x14\n\x05model\x18\x04 \x01(\tR\x05model\x12\x16\n\x06region\x18\x05 \x01(\tR\x06region\"\x7f\n\x11ListNodesResponse\x12&\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.meshnet.v1.NodeR\x05nodes\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n\x08revision\x18\x03 \x01(\x03R\x08revision\"|\n\x11UpdateNodeRequest\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeB\x04\xe2\x41\x01\x02R\x04node\x12;\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskR\nupdateMask\":\n\x12UpdateNodeResponse\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\"\x96\x01\n\x10\x44rainNodeRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\x12<\n\x0cgrace_period\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0bgracePeriod\x12\x16\n\x06reason\x18\x03 \x01(\tR\x06reason\x12\x12\n\x04\x65tag\x18\x04 \x01(\tR\x04\x65tag\"9\n\x11\x44rainNodeResponse\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\"j\n\x15\x44\x65registerNodeRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\x12\x12\n\x04\x65tag\x18\x02 \x01(\tR\x04\x65tag\x12#\n\rallow_missing\x18\x03 \x01(\x08R\x0c\x61llowMissing\"\x18\n\x16\x44\x65registerNodeResponse\"s\n\x11WatchNodesRequest\x12%\n\x0estart_revision\x18\x01 \x01(\x03R\rstartRevision\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12!\n\x0cinclude_load\x18\x03 \x01(\x08R\x0bincludeLoad\"\x81\x02\n\x12WatchNodesResponse\x12<\n\x04type\x18\x01 \x01(\x0e\x32(.meshnet.v1.WatchNodesResponse.EventTypeR\x04type\x12$\n\x04node\x18\x02 \x01(\x0b\x32\x10.meshnet.v1.NodeR\x04node\x12\x1a\n\x08revision\x18\x03 \x01(\x03R\x08revision\"k\n\tEventType\x12\x1a\n\x16\x45VENT_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45VENT_TYPE_PUT\x10\x01\x12\x15\n\x11\x45VENT_TYPE_DELETE\x10\x02\x12\x17\n\x13\x45VENT_TYPE_BOOKMARK\x10\x03*\xd0\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATE_JOINING\x10\x01\x12\x14\n\x10NODE_STATE_READY\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x16\n\x12NODE_STATE_DRAINED\x10\x04\x12\x13\n\x0fNODE_STATE_LOST\x10\x05\x12\x17\n\x13NODE_STATE_CORDONED\x10\x06\x12\x1a\n\x16NODE_STATE_QUARANTINED\x10\x07\x32\xe9\x06\n\x0bNodeService\x12j\n\x0cRegisterNode\x12\x1f.meshnet.v1.RegisterNodeRequest\x1a .meshnet.v1.RegisterNodeResponse\"\x17\x82\xd3\xe4\x93\x02\x11\"\t/v1/nodes:\x04node\x12q\n\tHeartbeat\x12\x1c.meshnet.v1.HeartbeatRequest\x1a\x1d.meshnet.v1.HeartbeatResponse\"\'\x82\xd3\xe4\x93\x02!\"\x1c/v1/{name=nodes/*}:heartbeat:\x01*\x12^\n\x07GetNode\x12\x1a.meshnet.v1.GetNodeRequest\x1a\x1b.meshnet.v1.GetNodeResponse\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/v1/{name=nodes/*}\x12[\n\tListNodes\x12\x1c.meshnet.v1.ListNodesRequest\x1a\x1d.meshnet.v1.ListNodesResponse\"\x11\x82\xd3\xe4\x93\x02\x0b\x12\t/v1/nodes\x12r\n\nUpdateNode\x12\x1d.meshnet.v1.UpdateNodeRequest\x1a\x1e.meshnet.v1.UpdateNodeResponse\"%\x82\xd3\xe4\x93\x02\x1f\x32\x17/v1/{node.name=nodes/*}:\x04node\x12m\n\tDrainNode\x12\x1c.meshnet.v1.DrainNodeRequest\x1a\x1d.meshnet.v1.DrainNodeResponse\"#\x82\xd3\xe4\x93\x02\x1d\"\x18/v1/{name=nodes/*}:drain:\x01*\x12s\n\x0e\x44\x65registerNode\x12!.meshnet.v1.DeregisterNodeRequest\x1a\".meshnet.v1.DeregisterNodeResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/v1/{name=nodes/*}\x12\x66\n\nWatchNodes\x12\x1d.meshnet.v1.WatchNodesRequest\x1a\x1e.meshnet.v1.WatchNodesResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/v1/nodes:watch0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,6 +56,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODE'].fields_by_name['heartbeat_time']._serialized_options = b'\342A\001\003'
   _globals['_NODE'].fields_by_name['drain_reason']._loaded_options = None
   _globals['_NODE'].fields_by_name['drain_reason']._serialized_options = b'\342A\001\003'
+  _globals['_NODE'].fields_by_name['verification']._loaded_options = None
+  _globals['_NODE'].fields_by_name['verification']._serialized_options = b'\342A\001\003'
   _globals['_NODE']._loaded_options = None
   _globals['_NODE']._serialized_options = b'\352A-\n\020meshnet.dev/Node\022\014nodes/{node}*\005nodes2\004node'
   _globals['_REGISTERNODEREQUEST'].fields_by_name['node']._loaded_options = None
@@ -68,6 +70,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST'].fields_by_name['lease_id']._serialized_options = b'\342A\001\002'
   _globals['_HEARTBEATREQUEST'].fields_by_name['incarnation']._loaded_options = None
   _globals['_HEARTBEATREQUEST'].fields_by_name['incarnation']._serialized_options = b'\342A\001\002'
+  _globals['_PROBEREPORT'].fields_by_name['model']._loaded_options = None
+  _globals['_PROBEREPORT'].fields_by_name['model']._serialized_options = b'\342A\001\002'
+  _globals['_PROBEPART'].fields_by_name['name']._loaded_options = None
+  _globals['_PROBEPART'].fields_by_name['name']._serialized_options = b'\342A\001\002'
   _globals['_GETNODEREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_GETNODEREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
   _globals['_UPDATENODEREQUEST'].fields_by_name['node']._loaded_options = None
@@ -92,46 +98,54 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODESERVICE'].methods_by_name['DeregisterNode']._serialized_options = b'\202\323\344\223\002\024*\022/v1/{name=nodes/*}'
   _globals['_NODESERVICE'].methods_by_name['WatchNodes']._loaded_options = None
   _globals['_NODESERVICE'].methods_by_name['WatchNodes']._serialized_options = b'\202\323\344\223\002\021\022\017/v1/nodes:watch'
-  _globals['_NODESTATE']._serialized_start=3199
-  _globals['_NODESTATE']._serialized_end=3379
+  _globals['_NODESTATE']._serialized_start=3993
+  _globals['_NODESTATE']._serialized_end=4201
   _globals['_NODE']._serialized_start=259
-  _globals['_NODE']._serialized_end=1086
-  _globals['_NODE_LABELSENTRY']._serialized_start=979
-  _globals['_NODE_LABELSENTRY']._serialized_end=1036
-  _globals['_REGISTERNODEREQUEST']._serialized_start=1089
-  _globals['_REGISTERNODEREQUEST']._serialized_end=1249
-  _globals['_REGISTERNODERESPONSE']._serialized_start=1252
-  _globals['_REGISTERNODERESPONSE']._serialized_end=1430
-  _globals['_HEARTBEATREQUEST']._serialized_start=1433
-  _globals['_HEARTBEATREQUEST']._serialized_end=1615
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1618
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1883
-  _globals['_GETNODEREQUEST']._serialized_start=1885
-  _globals['_GETNODEREQUEST']._serialized_end=1927
-  _globals['_GETNODERESPONSE']._serialized_start=1929
-  _globals['_GETNODERESPONSE']._serialized_end=1984
-  _globals['_LISTNODESREQUEST']._serialized_start=1987
-  _globals['_LISTNODESREQUEST']._serialized_end=2158
-  _globals['_LISTNODESRESPONSE']._serialized_start=2160
-  _globals['_LISTNODESRESPONSE']._serialized_end=2287
-  _globals['_UPDATENODEREQUEST']._serialized_start=2289
-  _globals['_UPDATENODEREQUEST']._serialized_end=2413
-  _globals['_UPDATENODERESPONSE']._serialized_start=2415
-  _globals['_UPDATENODERESPONSE']._serialized_end=2473
-  _globals['_DRAINNODEREQUEST']._serialized_start=2476
-  _globals['_DRAINNODEREQUEST']._serialized_end=2626
-  _globals['_DRAINNODERESPONSE']._serialized_start=2628
-  _globals['_DRAINNODERESPONSE']._serialized_end=2685
-  _globals['_DEREGISTERNODEREQUEST']._serialized_start=2687
-  _globals['_DEREGISTERNODEREQUEST']._serialized_end=2793
-  _globals['_DEREGISTERNODERESPONSE']._serialized_start=2795
-  _globals['_DEREGISTERNODERESPONSE']._serialized_end=2819
-  _globals['_WATCHNODESREQUEST']._serialized_start=2821
-  _globals['_WATCHNODESREQUEST']._serialized_end=2936
-  _globals['_WATCHNODESRESPONSE']._serialized_start=2939
-  _globals['_WATCHNODESRESPONSE']._serialized_end=3196
-  _globals['_WATCHNODESRESPONSE_EVENTTYPE']._serialized_start=3089
-  _globals['_WATCHNODESRESPONSE_EVENTTYPE']._serialized_end=3196
-  _globals['_NODESERVICE']._serialized_start=3382
-  _globals['_NODESERVICE']._serialized_end=4255
+  _globals['_NODE']._serialized_end=1154
+  _globals['_NODE_LABELSENTRY']._serialized_start=1047
+  _globals['_NODE_LABELSENTRY']._serialized_end=1104
+  _globals['_VERIFICATION']._serialized_start=1157
+  _globals['_VERIFICATION']._serialized_end=1445
+  _globals['_VERIFICATION_STATE']._serialized_start=1336
+  _globals['_VERIFICATION_STATE']._serialized_end=1445
+  _globals['_REGISTERNODEREQUEST']._serialized_start=1448
+  _globals['_REGISTERNODEREQUEST']._serialized_end=1608
+  _globals['_REGISTERNODERESPONSE']._serialized_start=1611
+  _globals['_REGISTERNODERESPONSE']._serialized_end=1789
+  _globals['_HEARTBEATREQUEST']._serialized_start=1792
+  _globals['_HEARTBEATREQUEST']._serialized_end=2023
+  _globals['_PROBEREPORT']._serialized_start=2026
+  _globals['_PROBEREPORT']._serialized_end=2197
+  _globals['_PROBEPART']._serialized_start=2199
+  _globals['_PROBEPART']._serialized_end=2310
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2313
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2677
+  _globals['_GETNODEREQUEST']._serialized_start=2679
+  _globals['_GETNODEREQUEST']._serialized_end=2721
+  _globals['_GETNODERESPONSE']._serialized_start=2723
+  _globals['_GETNODERESPONSE']._serialized_end=2778
+  _globals['_LISTNODESREQUEST']._serialized_start=2781
+  _globals['_LISTNODESREQUEST']._serialized_end=2952
+  _globals['_LISTNODESRESPONSE']._serialized_start=2954
+  _globals['_LISTNODESRESPONSE']._serialized_end=3081
+  _globals['_UPDATENODEREQUEST']._serialized_start=3083
+  _globals['_UPDATENODEREQUEST']._serialized_end=3207
+  _globals['_UPDATENODERESPONSE']._serialized_start=3209
+  _globals['_UPDATENODERESPONSE']._serialized_end=3267
+  _globals['_DRAINNODEREQUEST']._serialized_start=3270
+  _globals['_DRAINNODEREQUEST']._serialized_end=3420
+  _globals['_DRAINNODERESPONSE']._serialized_start=3422
+  _globals['_DRAINNODERESPONSE']._serialized_end=3479
+  _globals['_DEREGISTERNODEREQUEST']._serialized_start=3481
+  _globals['_DEREGISTERNODEREQUEST']._serialized_end=3587
+  _globals['_DEREGISTERNODERESPONSE']._serialized_start=3589
+  _globals['_DEREGISTERNODERESPONSE']._serialized_end=3613
+  _globals['_WATCHNODESREQUEST']._serialized_start=3615
+  _globals['_WATCHNODESREQUEST']._serialized_end=3730
+  _globals['_WATCHNODESRESPONSE']._serialized_start=3733
+  _globals['_WATCHNODESRESPONSE']._serialized_end=3990
+  _globals['_WATCHNODESRESPONSE_EVENTTYPE']._serialized_start=3883
+  _globals['_WATCHNODESRESPONSE_EVENTTYPE']._serialized_end=3990
+  _globals['_NODESERVICE']._serialized_start=4204
+  _globals['_NODESERVICE']._serialized_end=5077
 # @@protoc_insertion_point(module_scope)

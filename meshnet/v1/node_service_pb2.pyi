@@ -25,6 +25,7 @@ class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_STATE_DRAINED: _ClassVar[NodeState]
     NODE_STATE_LOST: _ClassVar[NodeState]
     NODE_STATE_CORDONED: _ClassVar[NodeState]
+    NODE_STATE_QUARANTINED: _ClassVar[NodeState]
 NODE_STATE_UNSPECIFIED: NodeState
 NODE_STATE_JOINING: NodeState
 NODE_STATE_READY: NodeState
@@ -32,9 +33,10 @@ NODE_STATE_DRAINING: NodeState
 NODE_STATE_DRAINED: NodeState
 NODE_STATE_LOST: NodeState
 NODE_STATE_CORDONED: NodeState
+NODE_STATE_QUARANTINED: NodeState
 
 class Node(_message.Message):
-    __slots__ = ("name", "incarnation", "shards", "endpoints", "wire", "location", "labels", "weight", "cordoned", "software_version", "state", "load", "create_time", "heartbeat_time", "etag", "drain_reason")
+    __slots__ = ("name", "incarnation", "shards", "endpoints", "wire", "location", "labels", "weight", "cordoned", "software_version", "state", "load", "create_time", "heartbeat_time", "etag", "drain_reason", "verification")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +60,7 @@ class Node(_message.Message):
     HEARTBEAT_TIME_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     DRAIN_REASON_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: int
     shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.Shard]
@@ -74,7 +77,32 @@ class Node(_message.Message):
     heartbeat_time: _timestamp_pb2.Timestamp
     etag: str
     drain_reason: str
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.Shard, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.Endpoint, _Mapping]]] = ..., wire: _Optional[_Union[_types_pb2.WireProfile, _Mapping]] = ..., location: _Optional[_Union[_types_pb2.Location, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., weight: _Optional[int] = ..., cordoned: _Optional[bool] = ..., software_version: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., load: _Optional[_Union[_types_pb2.LoadStats, _Mapping]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., heartbeat_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., drain_reason: _Optional[str] = ...) -> None: ...
+    verification: Verification
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.Shard, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.Endpoint, _Mapping]]] = ..., wire: _Optional[_Union[_types_pb2.WireProfile, _Mapping]] = ..., location: _Optional[_Union[_types_pb2.Location, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., weight: _Optional[int] = ..., cordoned: _Optional[bool] = ..., software_version: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., load: _Optional[_Union[_types_pb2.LoadStats, _Mapping]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., heartbeat_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., drain_reason: _Optional[str] = ..., verification: _Optional[_Union[Verification, _Mapping]] = ...) -> None: ...
+
+class Verification(_message.Message):
+    __slots__ = ("state", "reason", "message", "since_time")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[Verification.State]
+        STATE_UNVERIFIED: _ClassVar[Verification.State]
+        STATE_PENDING: _ClassVar[Verification.State]
+        STATE_VERIFIED: _ClassVar[Verification.State]
+        STATE_FAILED: _ClassVar[Verification.State]
+    STATE_UNSPECIFIED: Verification.State
+    STATE_UNVERIFIED: Verification.State
+    STATE_PENDING: Verification.State
+    STATE_VERIFIED: Verification.State
+    STATE_FAILED: Verification.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_TIME_FIELD_NUMBER: _ClassVar[int]
+    state: Verification.State
+    reason: str
+    message: str
+    since_time: _timestamp_pb2.Timestamp
+    def __init__(self, state: _Optional[_Union[Verification.State, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RegisterNodeRequest(_message.Message):
     __slots__ = ("node", "node_id", "requested_ttl")
@@ -99,32 +127,64 @@ class RegisterNodeResponse(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., revision: _Optional[int] = ..., grants: _Optional[_Union[_types_pb2.GrantPolicy, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("name", "lease_id", "incarnation", "load", "ready")
+    __slots__ = ("name", "lease_id", "incarnation", "load", "ready", "probes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    PROBES_FIELD_NUMBER: _ClassVar[int]
     name: str
     lease_id: str
     incarnation: int
     load: _types_pb2.LoadStats
     ready: bool
-    def __init__(self, name: _Optional[str] = ..., lease_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., load: _Optional[_Union[_types_pb2.LoadStats, _Mapping]] = ..., ready: _Optional[bool] = ...) -> None: ...
+    probes: _containers.RepeatedCompositeFieldContainer[ProbeReport]
+    def __init__(self, name: _Optional[str] = ..., lease_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., load: _Optional[_Union[_types_pb2.LoadStats, _Mapping]] = ..., ready: _Optional[bool] = ..., probes: _Optional[_Iterable[_Union[ProbeReport, _Mapping]]] = ...) -> None: ...
+
+class ProbeReport(_message.Message):
+    __slots__ = ("model", "probe_version", "dtype", "parts", "problem")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROBE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    probe_version: int
+    dtype: str
+    parts: _containers.RepeatedCompositeFieldContainer[ProbePart]
+    problem: str
+    def __init__(self, model: _Optional[str] = ..., probe_version: _Optional[int] = ..., dtype: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[ProbePart, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class ProbePart(_message.Message):
+    __slots__ = ("name", "digest", "sketch", "against")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_FIELD_NUMBER: _ClassVar[int]
+    AGAINST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: bytes
+    sketch: _containers.RepeatedScalarFieldContainer[float]
+    against: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., sketch: _Optional[_Iterable[float]] = ..., against: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("lease", "desired_state", "revision", "drain_remaining", "grants")
+    __slots__ = ("lease", "desired_state", "revision", "drain_remaining", "grants", "verification", "probes_wanted")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     DESIRED_STATE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DRAIN_REMAINING_FIELD_NUMBER: _ClassVar[int]
     GRANTS_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    PROBES_WANTED_FIELD_NUMBER: _ClassVar[int]
     lease: _types_pb2.Lease
     desired_state: NodeState
     revision: int
     drain_remaining: _duration_pb2.Duration
     grants: _types_pb2.GrantPolicy
-    def __init__(self, lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., desired_state: _Optional[_Union[NodeState, str]] = ..., revision: _Optional[int] = ..., drain_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., grants: _Optional[_Union[_types_pb2.GrantPolicy, _Mapping]] = ...) -> None: ...
+    verification: Verification
+    probes_wanted: bool
+    def __init__(self, lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., desired_state: _Optional[_Union[NodeState, str]] = ..., revision: _Optional[int] = ..., drain_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., grants: _Optional[_Union[_types_pb2.GrantPolicy, _Mapping]] = ..., verification: _Optional[_Union[Verification, _Mapping]] = ..., probes_wanted: _Optional[bool] = ...) -> None: ...
 
 class GetNodeRequest(_message.Message):
     __slots__ = ("name",)

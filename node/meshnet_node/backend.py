@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from meshnet.grammar import Want
 from meshnet.kv import KvLayout
 from meshnet.topology import LayerRange
 
-__all__ = ["Cache", "ShardBackend", "ShardSpec"]
+__all__ = ["Cache", "LoadedWeights", "ShardBackend", "ShardSpec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,24 @@ class Cache(Protocol):
         ...
 
 
+class LoadedWeights(Protocol):
+    """The weights of a shard as they lie in memory, in parts; may be read while it computes."""
+
+    @property
+    def dtype(self) -> str:
+        """What they are computed in: ``bfloat16`` or ``float32``."""
+        ...
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Bytes by part: ``layer.N`` for each layer held, and tensors beside the layers."""
+        ...
+
+    def digest(self, part: str) -> bytes:
+        """Give the SHA-256 of a part's names, element types, shapes and values."""
+        ...
+
+
 class ShardBackend(Protocol):
     """Runs a shard. One `forward` runs at a time; `open_cache` may be called meanwhile."""
 
@@ -116,6 +135,11 @@ class ShardBackend(Protocol):
         caches cannot go to another node, and `Cache.view_kv` and `Cache.make_room` are not
         called.
         """
+        ...
+
+    @property
+    def weights(self) -> LoadedWeights | None:
+        """The weights held; None for a backend that has none, and cannot be probed."""
         ...
 
     def open_cache(self) -> Cache:

@@ -101,6 +101,11 @@ class StubBackend:
         """It has none."""
         return False
 
+    @property
+    def weights(self) -> None:
+        """It has none."""
+        return
+
     def open_cache(self) -> Cache:
         """Make a counter."""
         return _StubCache()

@@ -11,7 +11,7 @@ from meshnet.control.etcd.keeper import Keeper
 from meshnet.control.etcd.keys import ALIVE, NODES, REPORTS, holds_lease, put, unchanged
 from meshnet.control.etcd.nodes import Nodes, grant_as_stored, report_of
 from meshnet.control.etcd.transaction import Held, Write, read
-from meshnet.control.lifecycle import Record, desired_state, heartbeat
+from meshnet.control.lifecycle import Judge, Record, desired_state, differs, heartbeat
 from meshnet.control.registry import Heartbeat
 from meshnet.errors import LeaseExpiredError
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
@@ -36,7 +36,9 @@ class Heartbeats:
         self._nodes = nodes
         self._keeper = keeper
 
-    async def take(self, node_id: NodeId, request: pb.HeartbeatRequest) -> Heartbeat:
+    async def take(
+        self, node_id: NodeId, request: pb.HeartbeatRequest, judge: Judge | None
+    ) -> Heartbeat:
         """Renew a lease and take in the node's report.
 
         Raises:
@@ -52,14 +54,15 @@ class Heartbeats:
         if await self._nodes.client.keep_alive(number) == 0:
             await self._revive(node_id, request, has_right=was_heard)
         self._nodes.index.hear(node_id, now)
-        record = heartbeat(entry.record, request, self._nodes.wall_clock(), now)
-        if record.node.state != entry.record.node.state:
-            record = await self._change_state(node_id, request)
+        record = heartbeat(entry.record, request, self._nodes.wall_clock(), now, judge)
+        if differs(record, entry.record):
+            record = await self._change_state(node_id, request, judge)
         else:
             self._keeper.report(node_id, number, report_of(record))
         left_s = None if record.drain_until_s is None else max(0.0, record.drain_until_s - now)
         state = desired_state(record.node)
-        return Heartbeat(lease, state, left_s, self._nodes.index.changes.revision)
+        revision = self._nodes.index.changes.revision
+        return Heartbeat(lease, state, left_s, revision, record.node.verification)
 
     async def _holder(self, node_id: NodeId, request: pb.HeartbeatRequest) -> tuple[Entry, Lease]:
         """Give the node whose lease `request` names, and that lease, renewed.
@@ -116,7 +119,9 @@ class Heartbeats:
         if not response.succeeded:
             raise _ended(node_id, request)
 
-    async def _change_state(self, node_id: NodeId, request: pb.HeartbeatRequest) -> Record:
+    async def _change_state(
+        self, node_id: NodeId, request: pb.HeartbeatRequest, judge: Judge | None
+    ) -> Record:
         """Write what a heartbeat makes of the node's state."""
         number = int(request.lease_id, 16)
 
@@ -124,7 +129,8 @@ class Heartbeats:
             before = self._nodes.record(node_id, held)
             if before is None or held.alive != number:
                 raise _ended(node_id, request)
-            record = heartbeat(before, request, self._nodes.wall_clock(), time.monotonic())
+            now = time.monotonic()
+            record = heartbeat(before, request, self._nodes.wall_clock(), now, judge)
             return Write(
                 self._nodes.stored(node_id, record, held),
                 [put(REPORTS, node_id, report_of(record))],

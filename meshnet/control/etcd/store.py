@@ -16,7 +16,7 @@ from meshnet.control.etcd.keys import ALIVE, REPORTS, delete
 from meshnet.control.etcd.nodes import REACH_S, Nodes
 from meshnet.control.etcd.registration import Registration
 from meshnet.control.etcd.transaction import Held, Write, transact
-from meshnet.control.lifecycle import drain, existing
+from meshnet.control.lifecycle import Judge, drain, existing
 from meshnet.control.registry import Event, Heartbeat, Snapshot, StoreHealth
 from meshnet.lease import Lease
 from meshnet.topology import NodeId
@@ -92,14 +92,16 @@ class EtcdStore:
         """
         return await Registration(self._nodes, node_id, node, address, ttl_s).run()
 
-    async def heartbeat(self, node_id: NodeId, request: pb.HeartbeatRequest) -> Heartbeat:
+    async def heartbeat(
+        self, node_id: NodeId, request: pb.HeartbeatRequest, judge: Judge | None = None
+    ) -> Heartbeat:
         """Renew a lease and take in the node's report.
 
         Raises:
             LeaseExpiredError: the node has to register again.
             MeshError: ABORTED, another incarnation holds the lease; UNAVAILABLE.
         """
-        return await self._heartbeats.take(node_id, request)
+        return await self._heartbeats.take(node_id, request, judge)
 
     async def update(
         self, node_id: NodeId, etag: str, change: Callable[[pb.Node], None]

@@ -27,6 +27,7 @@ from meshnet_node.hf.cache import SessionCache
 from meshnet_node.hf.load import load_shard, quiet_transformers
 from meshnet_node.hf.skeleton import arguments_of
 from meshnet_node.hf.tensor import from_torch, to_torch
+from meshnet_node.hf.weights import ShardWeights
 from meshnet_node.hf.window import LayerWindow
 
 __all__ = ["TransformersShard"]
@@ -72,6 +73,7 @@ class TransformersShard:
         self._shard = load_shard(
             directory, shape, layers, dtype=dtype, allow_unverified=allow_unverified
         )
+        self._weights = ShardWeights(self._shard, layers)
         self._window = LayerWindow(self._shard, layers, shape.num_layers)
         self._decoder_cache = _cache_argument(self._shard.decoder)
         self._model_cache = _cache_argument(self._shard.model)
@@ -110,6 +112,11 @@ class TransformersShard:
     def kv(self) -> KvLayout | None:
         """What a cache holds, as the first token showed it."""
         return self._kv
+
+    @property
+    def weights(self) -> ShardWeights:
+        """The weights held, by layer."""
+        return self._weights
 
     def open_cache(self) -> SessionCache:
         """Make an empty cache for a new session."""
