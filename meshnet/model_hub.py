@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshnet.errors import Code, ConfigError, MeshError
-from meshnet.model_dir import CONFIG_FILE, TOKENIZER_FILES, read_model_dir
+from meshnet.model_dir import CONFIG_FILE, TOKENIZER_FILES, check_files, read_model_dir
 
 __all__ = ["HubModel", "TokenizerFiles", "fetch_files", "parse_source", "resolve_tokenizer"]
 
@@ -54,6 +54,8 @@ def parse_source(source: str) -> Path | HubModel:
         return path.absolute()
     if path.is_file():
         hint = f": meshnet model import {source} DIR" if path.suffix == ".gguf" else ""
+        if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
+            hint = " with safetensors weights: pickle can run code and is never read"
         raise ConfigError(f"{source}: a file, expected a model directory{hint}", field="model")
     match = _HUB_NAME.fullmatch(source)
     if match is None or ".." in source:
@@ -155,6 +157,7 @@ def resolve_tokenizer(
     """
     place = parse_source(source)
     if isinstance(place, Path):
+        check_files(place)
         return TokenizerFiles(place, read_model_dir(place).name)
     names = (CONFIG_FILE, *TOKENIZER_FILES)
     directory = fetch_files(place, names, endpoint=endpoint, hub_cache=hub_cache, progress=progress)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from meshnet.errors import ConfigError
-from meshnet.model_dir import CONFIG_FILE, parse_object, read_json
+from meshnet.model_dir import CONFIG_FILE, parse_object, read_file, read_json
 
 __all__ = [
     "INDEX_FILE",
@@ -28,7 +28,10 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 WEIGHTS_FILE: Final = "model.safetensors"
 
 _VOCABULARIES: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-_MAX_HEADER_BYTES: Final = 100_000_000  # the safetensors library's own limit
+_MAX_HEADER_BYTES: Final = 32 * 1024 * 1024
+_MAX_VOCABULARY_BYTES: Final = 256 * 1024 * 1024
+_MAX_DIMENSIONS: Final = 32
+_PICKLES: Final = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _WEIGHT_FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 _ITEM_BYTES: Final = {
     "BOOL": 1,
@@ -102,16 +105,22 @@ def read_weight_index(directory: Path) -> WeightIndex:
             # A path would let an index read, or link, files outside the model.
             if not isinstance(file, str) or _WEIGHT_FILE.fullmatch(file) is None:
                 raise ConfigError(
-                    f"{path}: tensor {tensor!r} is in {file!r}, expected the name of a "
-                    ".safetensors file in the same directory",
+                    f"{path}: tensor {tensor[:200]!r} is in {repr(file)[:200]}, expected the name"
+                    " of a .safetensors file in the same directory",
                     field=str(path),
                 )
         return WeightIndex(weight_map, raw)
     path = directory / WEIGHTS_FILE
     if not path.exists():
+        pickled = next((name for kind in _PICKLES for name in sorted(directory.glob(kind))), None)
+        hint = (
+            f"; {pickled.name} may hold Python's pickle, which can run code, and is never read"
+            if pickled is not None
+            else ""
+        )
         raise ConfigError(
             f"{directory}: no {INDEX_FILE} and no {WEIGHTS_FILE}: expected a model directory "
-            "with safetensors weights",
+            f"with safetensors weights{hint}",
             field=str(directory),
         )
     header = read_safetensors_header(path)
@@ -125,7 +134,8 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     """Read and check the header of a safetensors file, tensors by name.
 
     Raises:
-        ConfigError: the header's length, a shape or an offset does not fit the file.
+        ConfigError: the header's length, a shape or an offset does not fit the file, or the
+            tensors overlap or leave bytes between them.
 
     Source: safetensors, README, "Format".
     """
@@ -147,10 +157,12 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     value = parse_object(raw, path)
     value.pop("__metadata__", None)
     data_start = 8 + length
-    return {
+    tensors = {
         name: _stored_tensor(name, entry, data_start, file_bytes - data_start, path)
         for name, entry in value.items()
     }
+    _check_contiguous(tensors, data_start, file_bytes, path)
+    return tensors
 
 
 def model_digest(directory: Path) -> str:
@@ -168,7 +180,7 @@ def model_digest(directory: Path) -> str:
     for names in _VOCABULARIES:
         paths = [directory / name for name in names]
         if all(path.is_file() for path in paths):
-            parts.update({path.name: path.read_bytes() for path in paths})
+            parts.update({path.name: read_file(path, _MAX_VOCABULARY_BYTES) for path in paths})
             break
     parts["weights"] = read_weight_index(directory).identity
     digest = hashlib.sha256()
@@ -178,13 +190,36 @@ def model_digest(directory: Path) -> str:
     return digest.hexdigest()
 
 
+def _check_contiguous(
+    tensors: Mapping[str, StoredTensor], data_start: int, file_bytes: int, path: Path
+) -> None:
+    """Check that each byte of the data is of one tensor."""
+    end = data_start
+    for name, tensor in sorted(
+        tensors.items(), key=lambda item: (item[1].start, item[1].num_bytes)
+    ):
+        if tensor.start != end:
+            what = "overlaps the one before it" if tensor.start < end else "leaves bytes before it"
+            raise ConfigError(
+                f"{path}: tensor {name[:200]!r} at offset {tensor.start} {what}, expected {end}",
+                field=str(path),
+            )
+        end += tensor.num_bytes
+    if end != file_bytes:
+        raise ConfigError(
+            f"{path}: tensors end at offset {end}, the file at {file_bytes}", field=str(path)
+        )
+
+
 def _stored_tensor(
     name: str, entry: object, data_start: int, data_bytes: int, path: Path
 ) -> StoredTensor:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(end)]}:
             item_bytes = _ITEM_BYTES.get(dtype)
-            sizes_ok = all(type(size) is int and size >= 0 for size in shape)
+            sizes_ok = len(shape) <= _MAX_DIMENSIONS and all(
+                type(size) is int and 0 <= size < 1 << 63 for size in shape
+            )
             if (
                 item_bytes is not None
                 and sizes_ok
@@ -195,7 +230,7 @@ def _stored_tensor(
         case _:
             pass
     raise ConfigError(
-        f"{path}: tensor {name!r} is declared as {str(entry)[:200]}, which does not fit "
+        f"{path}: tensor {name[:200]!r} is declared as {str(entry)[:200]}, which does not fit "
         f"{data_bytes} bytes of data",
         field=str(path),
     )

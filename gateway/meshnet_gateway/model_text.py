@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.model_dir import read_file, read_json, read_text
 from meshnet_gateway.chat_template import ChatTemplate
 from meshnet_gateway.token_bytes import TokenBytes
 
@@ -25,6 +25,8 @@ _SPECIAL_TOKENS: Final = (
     "cls_token",
     "mask_token",
 )
+_MAX_TOKENIZER_BYTES: Final = 256 << 20
+_MAX_TEMPLATE_BYTES: Final = 1 << 20
 _CONTEXT_FIELDS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _UNBOUNDED: Final = 10**9
 """transformers writes 1e30 as model_max_length where a tokenizer knows no limit."""
@@ -137,10 +139,7 @@ class ModelText:
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
-    try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", field=str(path)) from None
+    source = read_text(path, _MAX_TOKENIZER_BYTES)
     try:
         tokenizer = Tokenizer.from_str(source)
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
@@ -151,17 +150,9 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        if required:
-            raise ConfigError(f"{path}: cannot be read: {error}", field=str(path)) from None
+    if not required and not path.exists():
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", field=str(path)) from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a JSON object", field=str(path))
-    return value
+    return read_json(path)[0]
 
 
 def _special_tokens(settings: dict[str, Any], legacy: dict[str, Any]) -> dict[str, str]:
@@ -217,12 +208,8 @@ def _template(
     directory: Path, settings: dict[str, Any], special_tokens: dict[str, str]
 ) -> ChatTemplate | None:
     path = directory / "chat_template.jinja"
-    try:
-        return ChatTemplate(path.read_text(encoding="utf-8"), special_tokens, origin=str(path))
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", field=str(path)) from None
+    if path.exists():
+        return ChatTemplate(read_text(path, _MAX_TEMPLATE_BYTES), special_tokens, origin=str(path))
     source = settings.get("chat_template")
     if isinstance(source, list):
         named = {
@@ -245,6 +232,6 @@ def _fingerprint(directory: Path) -> str:
         "chat_template.jinja",
     ):
         path = directory / name
-        digest.update(path.read_bytes() if path.is_file() else b"")
+        digest.update(read_file(path, _MAX_TOKENIZER_BYTES) if path.is_file() else b"")
         digest.update(b"\0")
     return f"fp_{digest.hexdigest()[:10]}"

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any, NoReturn
 
+from meshnet.jsontext import check_nesting
 from meshnet_gateway.openai_errors import bad_request, shown
 
 __all__ = ["Fields", "parse_object"]
@@ -140,16 +141,15 @@ def parse_object(body: bytes | bytearray) -> Fields:
 
     Raises:
         MeshError: INVALID_ARGUMENT, for anything but a JSON object of finite numbers and
-            valid Unicode.
+            valid Unicode, nested within the bounds of `meshnet.jsontext`.
     """
     try:
+        check_nesting(body)
         text = body.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
         # Escapes may spell half of a surrogate pair, which no tokenizer can take.
         if r"\ud" in text or r"\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError:
-        raise bad_request("body: nested too deeply", None, "invalid_json") from None
     except UnicodeEncodeError:
         raise bad_request(
             "body: a string with half of a surrogate pair; expected Unicode text",

@@ -20,6 +20,7 @@ from meshnet.control.jsonshape import INTEGER, INTEGER_RANGES, check_shape, fiel
 from meshnet.control.template import percent_decode
 from meshnet.control.validate import invalid
 from meshnet.errors import MeshError
+from meshnet.jsontext import check_nesting
 
 __all__ = ["bind_body", "bind_path", "bind_query", "check_path_field", "mask_of", "parse_json"]
 
@@ -41,13 +42,16 @@ def parse_json(text: bytes, field: str) -> Any:
         MeshError: INVALID_ARGUMENT.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        check_nesting(text)
+    except ValueError as error:
+        raise invalid(field, f"the body: {error}") from None
+    try:
+        decoded = text.decode()
+        return json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
     except MeshError:
         raise
     except UnicodeDecodeError:
         raise invalid(field, "the body is not UTF-8") from None
-    except RecursionError:
-        raise invalid(field, "the body is nested too deeply") from None
     except ValueError as error:
         raise invalid(field, f"the body is not JSON: {error}") from None
 

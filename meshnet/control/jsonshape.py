@@ -7,6 +7,7 @@ Source: ProtoJSON (protobuf.dev/programming-guides/json).
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Final
 
@@ -106,6 +107,8 @@ def _check_integer(value: Any, limits: tuple[int, int], at: str) -> None:
 def _wrong(at: str, value: Any, expected: str) -> Exception:
     if isinstance(value, dict | list):
         shown = "an object" if isinstance(value, dict) else "an array"
+    elif value is None or isinstance(value, bool):
+        shown = json.dumps(value)
     else:
-        shown = {None: "null", True: "true", False: "false"}.get(value) or repr(value)[:_MAX_SHOWN]
+        shown = repr(value)[:_MAX_SHOWN]
     return invalid(at, f"{shown}: expected {expected}")

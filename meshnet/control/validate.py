@@ -36,6 +36,7 @@ MAX_LABELS: Final = 64
 MAX_LINKS: Final = 64
 MAX_WEIGHT: Final = 10_000
 _MAX_TEXT: Final = 256
+_MAX_MESSAGE: Final = 1500
 _URI = re.compile(
     r"http(?P<tls>s?)://(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:(?P<port>[0-9]{1,5}))?/forward"
 )
@@ -44,7 +45,10 @@ _REQUIRED = field_behavior_pb2.FieldBehavior.Value("REQUIRED")
 
 def invalid(field: str, message: str) -> MeshError:
     """Give the error for a field with a value that cannot be used."""
-    return MeshError(Code.INVALID_ARGUMENT, f"{field}: {message}", field=field)
+    # Unprintable characters, which are quoted in ten, are cut once more.
+    return MeshError(
+        Code.INVALID_ARGUMENT, f"{field[:_MAX_TEXT]}: {message}"[:_MAX_MESSAGE], field=field
+    )
 
 
 def check_required(message: Message, prefix: str = "") -> None:

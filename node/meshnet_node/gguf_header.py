@@ -26,6 +26,10 @@ _VERSIONS: Final = (2, 3)
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_DIMS: Final = 4  # GGML_MAX_DIMS
 _MAX_TENSOR_ELEMENTS: Final = 1 << 48
+_MAX_STRING_BYTES: Final = 16 * 1024 * 1024
+_MAX_ENTRIES: Final = 100_000  # of metadata, and of tensors
+_MAX_ARRAY: Final = 4_000_000  # a vocabulary's merges are some hundred thousand
+_MAX_SHOWN: Final = 80
 _SCALARS: Final = {
     0: "<B",
     1: "<b",
@@ -109,8 +113,17 @@ class _Reader:
     def count(self, form: str = "<Q") -> int:
         return int(self.scalar(form))
 
+    def bounded(self, most: int, what: str) -> int:
+        """Read a count, refusing one that would make others allocate without end."""
+        count = self.count()
+        if count > most:
+            raise self.error(
+                f"{count} {what} at offset {self.position - 8}, expected at most {most}"
+            )
+        return count
+
     def string(self) -> str:
-        num_bytes = self.count()
+        num_bytes = self.bounded(_MAX_STRING_BYTES, "bytes of a string")
         start = self.skip(num_bytes)
         try:
             return self._data[start : start + num_bytes].decode("utf-8")
@@ -126,7 +139,7 @@ class _Reader:
             return self.string()
         if kind != _ARRAY:
             raise self.error(f"metadata value of type {kind}, expected a GGUF type 0 to 12")
-        element, length = self.count("<I"), self.count()
+        element, length = self.count("<I"), self.bounded(_MAX_ARRAY, "elements of an array")
         if element in _SCALARS:
             self.skip(length * struct.calcsize(_SCALARS[element]))
         elif element == _STRING:
@@ -146,6 +159,8 @@ def read_header(path: Path) -> GgufHeader:
     Raises:
         ConfigError: not a GGUF file, truncated, or with a type that gguf does not know.
     """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: not a regular file", field=str(path))
     try:
         with path.open("rb") as file:
             if file.read(4) != _MAGIC:
@@ -164,11 +179,14 @@ def _parse(reader: _Reader, file_bytes: int) -> GgufHeader:
     version = reader.count("<I")
     if version not in _VERSIONS:
         raise reader.error(f"GGUF version {version}, expected 2 or 3 (little-endian)")
-    num_tensors, num_values = reader.count(), reader.count()
+    num_tensors = reader.bounded(_MAX_ENTRIES, "tensors")
+    num_values = reader.bounded(_MAX_ENTRIES, "metadata values")
     metadata: dict[str, _Scalar] = {}
     for _ in range(num_values):
         key = reader.string()
         value = reader.value()
+        if key in metadata:
+            raise reader.error(f"metadata key {key[:_MAX_SHOWN]!r} is there twice")
         if value is not None:
             metadata[key] = value
     architecture = metadata.get("general.architecture")
@@ -176,7 +194,9 @@ def _parse(reader: _Reader, file_bytes: int) -> GgufHeader:
         raise reader.error("no general.architecture in the metadata")
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise reader.error(f"general.alignment {alignment!r}, expected a power of two")
+        raise reader.error(
+            f"general.alignment {repr(alignment)[:_MAX_SHOWN]}, expected a power of two"
+        )
     table = [_table_entry(reader) for _ in range(num_tensors)]
     names = {name for name, *_ in table}
     if len(names) != len(table):
@@ -186,28 +206,45 @@ def _parse(reader: _Reader, file_bytes: int) -> GgufHeader:
     for name, shape, kind, offset in table:
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if prod(shape) > _MAX_TENSOR_ELEMENTS or shape[-1] % block:
-            raise reader.error(f"tensor {name!r}: shape {shape} does not fit type {kind.name}")
+            raise reader.error(
+                f"tensor {name[:_MAX_SHOWN]!r}: shape {shape} does not fit type {kind.name}"
+            )
         tensor = GgufTensor(
             name, shape, kind, data_start + offset, prod(shape) // block * block_bytes
         )
         if tensor.start + tensor.num_bytes > file_bytes:
             raise reader.error(
-                f"truncated GGUF file: tensor {name!r} ends at offset "
+                f"truncated GGUF file: tensor {name[:_MAX_SHOWN]!r} ends at offset "
                 f"{tensor.start + tensor.num_bytes}, the file at {file_bytes}"
             )
         tensors.append(tensor)
+    _check_apart(tensors, reader)
     return GgufHeader(architecture, metadata, tuple(tensors))
+
+
+def _check_apart(tensors: list[GgufTensor], reader: _Reader) -> None:
+    """Refuse tensors that share bytes."""
+    end, before = 0, ""
+    for tensor in sorted(tensors, key=lambda item: (item.start, item.num_bytes)):
+        if tensor.start < end and tensor.num_bytes:
+            raise reader.error(
+                f"tensor {tensor.name[:_MAX_SHOWN]!r} at offset {tensor.start} overlaps"
+                f" {before[:_MAX_SHOWN]!r}, which ends at {end}"
+            )
+        end, before = max(end, tensor.start + tensor.num_bytes), tensor.name
 
 
 def _table_entry(reader: _Reader) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
     name = reader.string()
     num_dims = reader.count("<I")
     if not 1 <= num_dims <= _MAX_DIMS:
-        raise reader.error(f"tensor {name!r}: {num_dims} dimensions, expected 1 to {_MAX_DIMS}")
+        raise reader.error(
+            f"tensor {name[:_MAX_SHOWN]!r}: {num_dims} dimensions, expected 1 to {_MAX_DIMS}"
+        )
     shape = tuple(reversed([reader.count() for _ in range(num_dims)]))
     number = reader.count("<I")
     try:
         kind = GGMLQuantizationType(number)
     except ValueError:
-        raise reader.error(f"tensor {name!r}: unknown ggml type {number}") from None
+        raise reader.error(f"tensor {name[:_MAX_SHOWN]!r}: unknown ggml type {number}") from None
     return name, shape, kind, reader.count()

@@ -9,9 +9,17 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from meshnet.errors import ConfigError
-from meshnet.model_dir import CONFIG_FILE, TOKENIZER_FILES, ModelDir, read_model_dir
+from meshnet.model_dir import (
+    CONFIG_FILE,
+    READ_SUFFIXES,
+    TOKENIZER_FILES,
+    ModelDir,
+    check_files,
+    read_model_dir,
+)
 from meshnet.model_hub import HubModel, fetch_files, parse_source
 from meshnet.model_weights import (
     INDEX_FILE,
@@ -25,6 +33,8 @@ from meshnet.topology import LayerRange
 from meshnet_node.tensor_names import left_out
 
 __all__ = ["ModelFiles", "resolve_model", "shard_files"]
+
+_LINKED_SUFFIXES: Final = READ_SUFFIXES - {".safetensors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +87,11 @@ def resolve_model(
     place = parse_source(source)
     if isinstance(place, HubModel):
         directory = _download(place, layers, endpoint, hub_cache, progress=progress)
+        check_files(directory)
         shape = replace(read_model_dir(directory), name=place.repo)
     else:
         directory = place
+        check_files(directory)
         shape = read_model_dir(directory)
     index = read_weight_index(directory)
     digest = model_digest(directory)
@@ -146,7 +158,7 @@ def _checked(layers: LayerRange | None, shape: ModelDir, directory: Path) -> Lay
 def _check_weights(directory: Path, index: WeightIndex, files: tuple[str, ...]) -> None:
     for file in files:
         path = directory / file
-        if not path.is_file():
+        if not path.exists():
             raise ConfigError(f"{path}: missing, but the shard needs it", field=str(path))
         header = read_safetensors_header(path)
         for tensor, holder in index.weight_map.items():
@@ -167,7 +179,7 @@ def _view(directory: Path, index: WeightIndex, files: tuple[str, ...], views: Pa
     links = [
         path
         for path in sorted(directory.iterdir())
-        if path.is_file() and path.suffix != ".safetensors" and path.name != INDEX_FILE
+        if path.is_file() and path.suffix in _LINKED_SUFFIXES and path.name != INDEX_FILE
     ]
     links += [directory / file for file in files]
     names = [path.name for path in links]

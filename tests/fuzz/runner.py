@@ -26,6 +26,7 @@ MAX_MEMORY_MB: Final = 512
 """Resident memory past which a target's process is a finding."""
 
 _STAT: Final = re.compile(r"stat::(\w+):\s+([0-9]+)")
+_PROGRESS: Final = re.compile(r"#[0-9]+\s+(NEW|REDUCE|pulse)")
 _RSS: Final = re.compile(r"INITED .* rss: ([0-9]+)Mb")
 
 
@@ -107,7 +108,9 @@ def run_target(
         start_mb=int(initial[1]) if initial else 0,
         peak_mb=stats.get("peak_rss_mb", 0),
         finding=new[0] if new else None,
-        output="\n".join(done.stdout.splitlines()[-40:]),
+        output="\n".join(
+            line for line in done.stdout.splitlines() if _PROGRESS.match(line) is None
+        )[-4000:],
         returncode=done.returncode,
     )
 

@@ -133,9 +133,12 @@ def put(offset: int, value: bytes) -> Callable[[bytes], bytes]:
         (lambda content: content[:-64], "truncated GGUF file: tensor"),
         (put(4, struct.pack("<I", 1)), "GGUF version 1"),
         (put(4, struct.pack(">I", 3)), "GGUF version"),
-        (put(8, struct.pack("<Q", 1 << 60)), "dimensions, expected 1 to 4"),
-        (put(16, struct.pack("<Q", 1 << 60)), "truncated|expected a GGUF type"),
-        (put(24, struct.pack("<Q", 1 << 63)), "truncated"),
+        (put(8, struct.pack("<Q", 1 << 60)), "1152921504606846976 tensors at offset 8, expected"),
+        (put(8, struct.pack("<Q", 90_000)), "dimensions, expected 1 to 4"),
+        (put(16, struct.pack("<Q", 1 << 60)), "metadata values at offset 16, expected at most"),
+        (put(16, struct.pack("<Q", 90_000)), "truncated|expected a GGUF type|bytes of a string"),
+        (put(24, struct.pack("<Q", 1 << 63)), "bytes of a string at offset 24, expected at most"),
+        (put(24, struct.pack("<Q", 1 << 24)), "truncated"),
     ],
 )
 def test_damaged_files(tmp_path: Path, spoil: Callable[[bytes], bytes], said: str) -> None:
