@@ -80,6 +80,8 @@ class RouteQuery:
         digest: only this one; empty means any.
         exclude: nodes not to be used.
         prefer: nodes that hold the session's KV cache: fewest others wins.
+        borders: layers at which the hops after the first begin where that is possible; empty
+            means wherever it costs least.
         region: of the caller; empty means no matter.
         route_class: ``lan`` keeps all hops in one region, the caller's if it is given.
         wire_versions: that the caller speaks; empty means any.
@@ -96,6 +98,7 @@ class RouteQuery:
     digest: str = ""
     exclude: frozenset[NodeId] = frozenset()
     prefer: frozenset[NodeId] = frozenset()
+    borders: frozenset[int] = frozenset()
     region: str = ""
     route_class: RouteClass = ""
     wire_versions: tuple[int, ...] = ()

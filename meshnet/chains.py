@@ -53,12 +53,14 @@ class ChainProblem:
         layer_cost: ``[node]``, of one layer, positive.
         hop_cost: ``[node]``, of being a hop at all, not negative.
         entry_cost: ``[node]``, of being the first hop.
+        borders: layers at which hops begin, beside 0; empty: wherever it costs least.
     """
 
     links: LinkCosts
     layer_cost: Ints
     hop_cost: Ints
     entry_cost: Ints
+    borders: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,13 @@ def cheapest_chain(problem: ChainProblem, rank: Callable[[int], Any]) -> Chain |
         node, layer = again
         start, end = int(case.start[node]), int(case.end[node])
         add(replace(case, end=_put(case.end, node, min(end, layer))))
+        if layer in problem.borders:  # whoever runs the layers of both sides comes back
+            add(replace(case, start=_put(case.start, node, max(start, layer))))
+            continue
         add(replace(case, start=_put(case.start, node, max(start, layer + 1))))
         add(replace(case, only={**case.only, layer: node}))
+    if problem.borders:
+        return None
     # a node that runs as far as it reaches cannot be of use again
     return _solve(problem, replace(everything, whole=True), rank)
 
@@ -152,7 +159,10 @@ def _solve(problem: ChainProblem, case: _Case, rank: Callable[[int], Any]) -> Ch
             enter = problem.entry_cost
         else:
             enter = problem.links.enter(layer, case.ending(layer, before))
-        reached = np.minimum(before[here], enter[here] + problem.hop_cost[here])
+        reached = enter[here] + problem.hop_cost[here]
+        if layer and layer not in problem.borders:
+            stayed = before[here]
+            reached = stayed if problem.borders else np.minimum(stayed, reached)
         costs[layer + 1, here] = np.minimum(reached + problem.layer_cost[here], NEVER)
     best = int(costs[num_layers].min())
     return None if best >= NEVER else Chain(best, _trace(problem, case, costs, rank))
@@ -168,7 +178,7 @@ def _trace(
     while True:
         start = end - 1
         cost, each = int(costs[end, node]), int(problem.layer_cost[node])
-        while start > 0 and costs[start, node] + each == cost:
+        while start not in (0, *problem.borders) and costs[start, node] + each == cost:
             cost -= each
             start -= 1
         spans.append(Span(node, start, end))

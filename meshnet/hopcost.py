@@ -126,6 +126,7 @@ class ShardSet:
             layer_cost=(alone + waiting)[kept],
             hop_cost=(HOP_US + cache + penalty)[kept],
             entry_cost=self._entry(query.region)[kept],
+            borders=query.borders,
         )
         members = [self.members[i] for i in kept.tolist()]
         return PricedShards(members, problem, alone[kept], cache[kept], penalty[kept])

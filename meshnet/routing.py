@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -119,6 +119,8 @@ class RouteTable:
         used: frozenset[NodeId] = frozenset()
         while len(routes) < max(1, query.max_routes):
             best = _best(groups, query, used)
+            if best is None and query.borders:
+                best = _best(groups, replace(query, borders=frozenset()), used)
             if best is None:
                 raise uncovered_error(known, query)
             if best.route_id in {route.route_id for route in routes}:
@@ -176,7 +178,7 @@ def _rank(members: Sequence[Candidate], turns: Mapping[NodeId, int], index: int)
 
 
 def _selected(chain: Chain, priced: PricedShards, version: int, query: RouteQuery) -> Selected:
-    spans = _balanced(chain.spans, priced)
+    spans = chain.spans if priced.problem.borders else _balanced(chain.spans, priced)
     stages = []
     before: Span | None = None
     spoken = query.encodings

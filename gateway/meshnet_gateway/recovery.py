@@ -228,6 +228,7 @@ class RecoveringPipeline:
             max_tokens=self._max_tokens,
             failed=self._failed,
             healthy=healthy,
+            borders=self._route.borders,
             answers=self._answers,
             wait_s=self._shared.recovery.spare_wait_s,
         )

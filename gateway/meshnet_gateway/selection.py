@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,15 @@ class SelectedRoute:
 
     hops: Route
     incarnations: Mapping[NodeId, int]
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Layers at which the hops after the first begin.
+
+        Hidden states are rounded to bfloat16 there, so that nodes that compute in float32
+        give a session's very tokens only where its borders stay.
+        """
+        return tuple(hop.layers.start for hop in self.hops[1:])
 
 
 class RouteSelector:
@@ -66,7 +75,7 @@ class RouteSelector:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                route = await self._select(model, max_tokens, {}, {})
+                route = await self._select(model, max_tokens, {}, {}, ())
             except MeshError as error:
                 if not self._may_pass(model, error):
                     raise
@@ -84,6 +93,7 @@ class RouteSelector:
         max_tokens: int,
         failed: Mapping[NodeId, int],
         healthy: Mapping[NodeId, int],
+        borders: Sequence[int],
         answers: Callable[[Hop], Awaitable[bool]],
         wait_s: float,
     ) -> SelectedRoute:
@@ -98,6 +108,7 @@ class RouteSelector:
             failed: nodes to leave out, with the incarnation that failed; a later start of
                 one is another node.
             healthy: nodes to prefer.
+            borders: of the route that broke; kept wherever a route has them.
             answers: tells whether a node that failed is there again.
             wait_s: seconds to wait for the layers to be covered.
 
@@ -108,7 +119,7 @@ class RouteSelector:
         while True:
             for avoided in (failed, {}):
                 try:
-                    route = await self._select(model, max_tokens, avoided, healthy)
+                    route = await self._select(model, max_tokens, avoided, healthy, borders)
                 except MeshError as error:
                     reason = error
                 else:
@@ -140,7 +151,7 @@ class RouteSelector:
         """
         left = {node: route.incarnations[node] for node in leaving}
         kept = {node: start for node, start in route.incarnations.items() if node not in left}
-        return await self._select(model, max_tokens, left, kept)
+        return await self._select(model, max_tokens, left, kept, route.borders)
 
     def _may_pass(self, model: str, error: MeshError) -> bool:
         """Tell whether waiting may help against what kept a new session from its route."""
@@ -155,11 +166,13 @@ class RouteSelector:
         max_tokens: int,
         exclude: Mapping[NodeId, int],
         prefer: Mapping[NodeId, int],
+        borders: Sequence[int],
     ) -> SelectedRoute:
         route = await self._control.select_route(
             f"models/{model}",
             exclude=exclude,
             prefer=prefer,
+            borders=borders,
             region=self._region,
             encodings=ENCODINGS,
             wire_versions=(WIRE_VERSION,),

@@ -164,6 +164,7 @@ class ControlClient:
         digest: str = "",
         exclude: Iterable[str] = (),
         prefer: Iterable[str] = (),
+        borders: Iterable[int] = (),
         region: str = "",
         wire_versions: Iterable[int] = (),
         encodings: Iterable[str] = (),
@@ -174,6 +175,8 @@ class ControlClient:
 
         Where nodes ask for grants, and `session` is given, the route has one for it.
 
+        `borders` are the layers at which its hops after the first began so far.
+
         Raises:
             RouteError: NOT_FOUND, the model is unknown; UNAVAILABLE, layers are uncovered;
                 RESOURCE_EXHAUSTED, their nodes have no cache left for the session.
@@ -183,6 +186,7 @@ class ControlClient:
             model_digest=digest,
             exclude_nodes=[f"nodes/{node_id}" for node_id in exclude],
             prefer_nodes=[f"nodes/{node_id}" for node_id in prefer],
+            prefer_borders=list(borders),
             region=region,
             wire_versions=list(wire_versions),
             encodings=list(encodings),

@@ -28,7 +28,13 @@ from meshnet.v1 import types_pb2
 __all__ = ["RouteService"]
 
 MAX_ROUTES: Final = 8
-_MOST: Final = {"wire_versions": 16, "encodings": 16, "exclude_nodes": 1000, "prefer_nodes": 1000}
+_MOST: Final = {
+    "wire_versions": 16,
+    "encodings": 16,
+    "exclude_nodes": 1000,
+    "prefer_nodes": 1000,
+    "prefer_borders": 1000,
+}
 _CLASSES: Final = {
     types_pb2.ROUTE_CLASS_UNSPECIFIED: "",
     types_pb2.ROUTE_CLASS_LAN: "lan",
@@ -84,6 +90,7 @@ class RouteService:
             digest=request.model_digest,
             exclude=_node_ids(request.exclude_nodes, "exclude_nodes") | snapshot.unconfirmed,
             prefer=_node_ids(request.prefer_nodes, "prefer_nodes"),
+            borders=_borders(request.prefer_borders),
             region=request.region,
             route_class=_CLASSES[request.route_class],
             wire_versions=tuple(request.wire_versions),
@@ -285,6 +292,12 @@ def _check_wanted(max_routes: int, route_class: int = 0) -> None:
 
 def _node_ids(names: Iterable[str], field: str) -> frozenset[NodeId]:
     return frozenset(node_id_of(name, f"{field}[{index}]") for index, name in enumerate(names))
+
+
+def _borders(layers: Sequence[int]) -> frozenset[int]:
+    if list(layers) != sorted({*layers} - {0}):
+        raise invalid("prefer_borders", f"{list(layers)}: expected rising layers above 0")
+    return frozenset(layers)
 
 
 def _are_equal(routes: Sequence[pb.Route], others: Sequence[pb.Route]) -> bool:

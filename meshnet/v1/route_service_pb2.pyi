@@ -83,7 +83,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., layer_count: _Optional[int] = ..., ready_replicas: _Optional[_Iterable[int]] = ..., uncovered: _Optional[_Iterable[_Union[_types_pb2.LayerRange, _Mapping]]] = ...) -> None: ...
 
 class SelectRouteRequest(_message.Message):
-    __slots__ = ("model", "model_digest", "exclude_nodes", "prefer_nodes", "region", "wire_versions", "expected_tokens", "max_routes", "route_class", "encodings", "explain", "session_id")
+    __slots__ = ("model", "model_digest", "exclude_nodes", "prefer_nodes", "region", "wire_versions", "expected_tokens", "max_routes", "route_class", "encodings", "explain", "session_id", "prefer_borders")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class SelectRouteRequest(_message.Message):
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFER_BORDERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: str
     exclude_nodes: _containers.RepeatedScalarFieldContainer[str]
@@ -108,7 +109,8 @@ class SelectRouteRequest(_message.Message):
     encodings: _containers.RepeatedScalarFieldContainer[str]
     explain: bool
     session_id: str
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., exclude_nodes: _Optional[_Iterable[str]] = ..., prefer_nodes: _Optional[_Iterable[str]] = ..., region: _Optional[str] = ..., wire_versions: _Optional[_Iterable[int]] = ..., expected_tokens: _Optional[int] = ..., max_routes: _Optional[int] = ..., route_class: _Optional[_Union[_types_pb2.RouteClass, str]] = ..., encodings: _Optional[_Iterable[str]] = ..., explain: _Optional[bool] = ..., session_id: _Optional[str] = ...) -> None: ...
+    prefer_borders: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., exclude_nodes: _Optional[_Iterable[str]] = ..., prefer_nodes: _Optional[_Iterable[str]] = ..., region: _Optional[str] = ..., wire_versions: _Optional[_Iterable[int]] = ..., expected_tokens: _Optional[int] = ..., max_routes: _Optional[int] = ..., route_class: _Optional[_Union[_types_pb2.RouteClass, str]] = ..., encodings: _Optional[_Iterable[str]] = ..., explain: _Optional[bool] = ..., session_id: _Optional[str] = ..., prefer_borders: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeftOutNode(_message.Message):
     __slots__ = ("node", "reason")

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +29,8 @@ MAX_NEIGHBOURS: Final = 8
 _PROBE_EVERY_S: Final = 15.0
 _LIST_EVERY_S: Final = 300.0
 _NUM_TRIES: Final = 4
+_NUM_ROUNDS: Final = 8
+_FIRST_ROUNDS_S: Final = 2.0
 _TIMEOUT_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
@@ -46,6 +49,11 @@ class Neighbour:
 
 class Neighbours:
     """Probes a few nodes now and then, by ``GET /healthz`` over kept connections.
+
+    A node that computes answers late, one that two processes wait for the core of later still:
+    such delays only ever lengthen a round trip. So a link counts as its shortest one of the
+    last eight rounds. One that has become slower is known as such two minutes later; the first
+    rounds follow each other sooner.
 
     Args:
         control: asked at a low rate which nodes there are.
@@ -76,7 +84,7 @@ class Neighbours:
         )
         self._found: list[Neighbour] = []
         self._listed_at: float | None = None
-        self._rtts_s: dict[Neighbour, float] = {}
+        self._rtts_s: dict[Neighbour, deque[float]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -91,15 +99,15 @@ class Neighbours:
         await self._client.close()
 
     def links(self) -> list[types_pb2.LinkStats]:
-        """Give what was measured last, in order of the nodes' ids."""
+        """Give the shortest round trips of late, in order of the nodes' ids."""
         speeds = self._bandwidths()
         return [
             types_pb2.LinkStats(
                 node=f"nodes/{neighbour.node}",
-                round_trip_microseconds=max(1, round(rtt_s * 1e6)),
+                round_trip_microseconds=max(1, round(min(rtts_s) * 1e6)),
                 bytes_per_second=int(speeds.get(neighbour.address, 0)),
             )
-            for neighbour, rtt_s in sorted(self._rtts_s.items(), key=lambda item: item[0].node)
+            for neighbour, rtts_s in sorted(self._rtts_s.items(), key=lambda item: item[0].node)
         ]
 
     async def measure(self) -> None:
@@ -117,11 +125,12 @@ class Neighbours:
             self._found = choose_neighbours(nodes, self._node, self._spec, tls=self._is_tls)
             self._listed_at = now
         measured = await asyncio.gather(*map(self._probe, self._found))
-        self._rtts_s = {
-            neighbour: rtt_s
-            for neighbour, rtt_s in zip(self._found, measured, strict=True)
-            if rtt_s is not None
-        }
+        before, self._rtts_s = self._rtts_s, {}
+        for neighbour, rtt_s in zip(self._found, measured, strict=True):
+            if rtt_s is not None:
+                rtts_s = before.get(neighbour) or deque(maxlen=_NUM_ROUNDS)
+                rtts_s.append(rtt_s)
+                self._rtts_s[neighbour] = rtts_s
 
     async def _run(self) -> None:
         while True:
@@ -129,7 +138,9 @@ class Neighbours:
                 await self.measure()
             except MeshError as error:
                 _log.info("node %s: links were not measured: %s", self._node, error)
-            await asyncio.sleep(_PROBE_EVERY_S * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            is_settled = all(len(rtts) == _NUM_ROUNDS for rtts in self._rtts_s.values())
+            pause_s = _PROBE_EVERY_S if is_settled else _FIRST_ROUNDS_S
+            await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
 
     async def _probe(self, neighbour: Neighbour) -> float | None:
         """Give the shortest of a few round trips; the first may connect, or wake a shard."""

@@ -74,6 +74,9 @@ def rates(
     first: Annotated[int, typer.Option(min=0, help="Number of the first run.")] = 0,
     tokens: Annotated[int, typer.Option(min=4, help="Of each answer.")] = 32,
     at_once: Annotated[int, typer.Option(min=1, help="Sessions at a time; 1 for pauses.")] = 2,
+    logs: Annotated[
+        Path | None, typer.Option(help="Folder for the logs; else a temporary one.")
+    ] = None,
 ) -> None:
     """Kill a random node at a random token, many times; prints one JSON object."""
     wanted = case or list(CASES)
@@ -86,7 +89,9 @@ def rates(
             tempfile.TemporaryDirectory(prefix="meshnet-rates-") as folder,
             _progress(runs, name) as advance,
         ):
-            results[name] = asyncio.run(measure_rates(plan, name, Path(folder), advance))
+            kept = logs / name if logs else Path(folder)
+            kept.mkdir(parents=True, exist_ok=True)
+            results[name] = asyncio.run(measure_rates(plan, name, kept, advance))
     print_json({"tokens": tokens, "at_once": at_once, "cases": results})
     if any(result["errors"] for result in results.values()):
         raise typer.Exit(1)

@@ -33,7 +33,8 @@ _SLOW_RUNNING_S = 0.03
 async def inflict(mesh: Mesh, fault: Fault) -> str:
     """Let a fault happen and pass; gives the node that it hit, or ``control``."""
     if fault.stage is None:
-        await _ON_CONTROL[fault.kind](mesh, fault.for_s)
+        async with mesh.on_control:
+            await _ON_CONTROL[fault.kind](mesh, fault.for_s)
         return "control"
     node = await mesh.pick(fault.stage, busy=fault.busy)
     match fault.kind:

@@ -95,6 +95,7 @@ class Mesh:
     nodes: dict[str, MeshNode] = field(default_factory=dict)
     url: str = ""
     model: str = ""
+    on_control: asyncio.Lock = field(default_factory=asyncio.Lock)
     _processes: list[Process] = field(default_factory=list)
     _started: int = 0
     _control_ports: tuple[str, str] = ("127.0.0.1:0", "127.0.0.1:0")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import chain, pairwise, product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,23 +44,45 @@ NUM_REQUESTS = 8
 _VOCAB = 256
 _EOS = 2
 _NOISE = 5e-3
-"""Of the logits' spread. Rounding in other chunks does far less to them; a route that cuts the
-layers elsewhere, as one may when nodes leave, rounds to bfloat16 there too: about 1e-3."""
+"""Of the logits' spread. Rounding in other chunks does far less to them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
     """One completion, and the text that it must give.
 
     Attributes:
+        model: directory.
         prompt: token ids.
         options: of the OpenAI request, beside model, prompt and stream.
         text: the whole completion.
     """
 
+    model: Path
     prompt: tuple[int, ...]
+    params: SamplingParams
     options: dict[str, Any]
     text: str
+
+    @cached_property
+    def texts_over_more_nodes(self) -> list[str]:
+        """Texts of routes that lead over two nodes of a stage.
+
+        Hidden states are rounded to bfloat16 once more between the two, by about 1e-3 of the
+        logits' spread: now and then another token follows, and is right there.
+        """
+        num_tokens = self.options["max_tokens"]
+        ways = [
+            [[stage], [LayerRange(at, at + 1) for at in range(stage.start, stage.end)]]
+            for stage in STAGES
+        ]
+        routes = [list(chain.from_iterable(route)) for route in product(*ways)]
+        found = []
+        for route in routes[1:]:
+            shards = _load(self.model, route)
+            tokens = _generate(shards, self.prompt, self.params, num_tokens, noise=0.0)
+            found.append(" ".join(map(_word, tokens)))
+        return found
 
 
 def save_model(directory: Path) -> Path:
@@ -92,10 +115,7 @@ def prepare_requests(directory: Path, count: int, num_tokens: int = NUM_TOKENS) 
     or whose tokens a little noise on the logits changes: in float32 another chunk size rounds
     differently in the last bits, and a tie between two tokens would show that, not a fault.
     """
-    shards = [
-        TransformersShard(directory, layers, model="m", digest="", dtype="float32", threads=1)
-        for layers in STAGES
-    ]
+    shards = _load(directory, STAGES)
     random = Random(7)
     requests: list[Request] = []
     while len(requests) < count:
@@ -106,16 +126,24 @@ def prepare_requests(directory: Path, count: int, num_tokens: int = NUM_TOKENS) 
             SamplingParams(temperature=0.0, frequency_penalty=0.7),
             SamplingParams(temperature=0.8, seed=random.randrange(1 << 30)),
         )[len(requests) % 3]
-        tokens = _generate(shards, prompt, params, num_tokens)
-        if tokens is not None and len(set(tokens)) >= num_tokens // 3:
+        tokens = _generate(shards, prompt, params, num_tokens, noise=_NOISE)
+        if len(tokens) == num_tokens and len(set(tokens)) >= num_tokens // 3:
             options = {
                 "max_tokens": num_tokens,
                 "temperature": params.temperature,
                 "frequency_penalty": params.frequency_penalty,
                 "seed": params.seed,
             }
-            requests.append(Request(prompt, options, " ".join(map(_word, tokens))))
+            text = " ".join(map(_word, tokens))
+            requests.append(Request(directory, prompt, params, options, text))
     return requests
+
+
+def _load(directory: Path, stages: Sequence[LayerRange]) -> list[TransformersShard]:
+    return [
+        TransformersShard(directory, layers, model="m", digest="", dtype="float32", threads=1)
+        for layers in stages
+    ]
 
 
 def _generate(
@@ -123,11 +151,13 @@ def _generate(
     prompt: tuple[int, ...],
     params: SamplingParams,
     num_tokens: int,
-) -> list[int] | None:
-    """Give the tokens that follow a prompt; None where noise changes one, or an end comes."""
+    *,
+    noise: float,
+) -> list[int]:
+    """Give the tokens that follow a prompt, up to an end, or to the first that noise changes."""
     caches = [shard.open_cache() for shard in shards]
     sampler, doubtful = Sampler(params, prompt, 0), Sampler(params, prompt, 0)
-    noise = np.random.default_rng(len(prompt))
+    random = np.random.default_rng(len(prompt))
     borders = [*range(0, len(prompt), CHUNK_TOKENS), len(prompt)]
     fed = [prompt[start:end] for start, end in pairwise(borders)]
     tokens: list[int] = []
@@ -138,12 +168,12 @@ def _generate(
                 want = Want("logits" if shard.spec.holds_head else "hidden")
                 values = shard.forward(cache, values, layers=shard.spec.layers, want=want)
         logits = values[0, -1]
-        shaken = logits + noise.normal(0, _NOISE * logits.std(), len(logits)).astype(np.float32)
+        shaken = logits + random.normal(0, noise * logits.std(), len(logits)).astype(np.float32)
         token = sampler.sample(StepOutput(logits, None, None, None)).token_id
         if doubtful.sample(StepOutput(shaken, None, None, None)).token_id != token:
-            return None
+            break
         if token == _EOS:
-            return None
+            break
         tokens.append(token)
         fed = [(token,)]
     return tokens

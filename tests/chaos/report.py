@@ -43,6 +43,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "faults": sum(len(outcome.schedule.faults) for outcome in outcomes),
         "recovered": sum(outcome.recovered for outcome in outcomes),
         "refused": sum(outcome.refused for outcome in outcomes),
+        "over_more_nodes": sum(outcome.over_more_nodes for outcome in outcomes),
         "pause": describe_pauses(outcomes),
         "wrong": [
             {

@@ -129,6 +129,16 @@ CASES = [
     ),
     (
         "meshnet.v1.RouteService/SelectRoute",
+        {"model": MODEL, "preferBorders": [4, 2]},
+        ("POST", "/v1/routes:select", {"model": MODEL, "prefer_borders": [4, 2]}),
+    ),
+    (
+        "meshnet.v1.RouteService/SelectRoute",
+        {"model": MODEL, "preferBorders": [0, 2]},
+        ("POST", "/v1/routes:select", {"model": MODEL, "prefer_borders": [0, 2]}),
+    ),
+    (
+        "meshnet.v1.RouteService/SelectRoute",
         {"model": MODEL, "wireVersions": list(range(17))},
         ("POST", "/v1/routes:select", {"model": MODEL, "wire_versions": list(range(17))}),
     ),

@@ -14,6 +14,7 @@ from meshnet.topology import Hop, LayerRange, NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.moving import replacements
+from meshnet_gateway.recoveries import Way
 from tests.gateway.mesh import Mesh, stub_mesh
 
 BOUND_S = 20.0
@@ -214,3 +215,28 @@ async def test_a_new_session_is_not_sent_to_a_node_that_drains(mesh):
     await drain(mesh, "right")
     assert await mesh.ask(max_tokens=3) == "hhh"
     assert mesh.members["right"].node.stage.num_tokens == 0
+
+
+@pytest.mark.parametrize("way", ["drained", "killed"])
+async def test_a_session_keeps_its_borders_where_a_route_has_them(text, way):
+    """Nodes that compute in float32 would round elsewhere, over one that holds all layers."""
+    async with stub_mesh(text) as mesh:
+        await mesh.join("left", 0, 1, delay_s=0.02)
+        await mesh.join("right", 1, 4, delay_s=0.02)
+        asking = asyncio.create_task(mesh.ask(stream=True, max_tokens=4 * TOKENS))
+        await until(lambda: decoding(mesh, "right"))
+        whole = await mesh.join("whole", 0, 4)
+        if way == "drained":
+            await drain(mesh, "right")
+        else:
+            await mesh.members.pop("right").leave()
+        await until(lambda: whole.held()[0] == 1)
+        (session,) = whole.node.stage.sessions._sessions.values()
+        await until(lambda: session.cache.layers)
+        assert session.cache.layers == LayerRange(1, 4)
+        assert await asking == 4 * TEXT
+        recovered = mesh.gateway._pipelines.counts.ways
+        if way == "drained":
+            assert (counts(mesh).moved, recovered.total()) == (1, 0)
+        else:
+            assert dict(recovered) == {Way.JOURNAL: 1}

@@ -102,6 +102,50 @@ async def test_a_link_is_measured_reported_and_forgotten_when_the_node_ends(star
     await neighbours.close()
 
 
+class Clock:
+    """Time that passes only as each request of the prober is answered."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("rounds_ms", "reported_us"),
+    [
+        ([24, 1, 24], 1000),
+        ([1, *[24] * 7], 1000),
+        ([1, *[24] * 8], 24_000),
+        ([24, 24, 3, 5], 3000),
+    ],
+)
+async def test_a_node_that_is_busy_does_not_make_its_link_long(
+    start_node, control, monkeypatch, rounds_ms, reported_us
+):
+    """A link that has become slower is believed once no round of late was shorter."""
+    hop, node, backend = await start_node("next", 1, 2)
+    heartbeat = await join(control, hop, node, backend.spec)
+    clock = Clock()
+    spec = replace(backend.spec, layers=LayerRange(0, 1), holds_head=False)
+    neighbours = Neighbours(control, NodeId("first"), spec, clock=clock)
+    ask = neighbours._client.get
+    for round_ms in rounds_ms:
+
+        async def late(*args, round_ms=round_ms, **options):
+            answer = await ask(*args, **options)
+            clock.now += round_ms / 1000
+            return answer
+
+        monkeypatch.setattr(neighbours._client, "get", late)
+        await neighbours.measure()
+    (link,) = neighbours.links()
+    assert link.round_trip_microseconds == reported_us
+    await neighbours.close()
+    await heartbeat.close()
+
+
 async def test_a_node_that_ends_the_model_measures_none(start_node, control):
     hop, node, backend = await start_node("next", 1, 2)
     heartbeat = await join(control, hop, node, backend.spec)

@@ -62,6 +62,22 @@ HALVES = [shard("a", 0, 4), shard("b", 4, 8)]
         ([*HALVES, shard("c", 0, 8, ready=False)], {}, [("a", "0-4"), ("b", "4-8")]),
         ([*HALVES, shard("c", 0, 8)], {"prefer": {"a", "b"}}, [("a", "0-4"), ("b", "4-8")]),
         ([shard("a", 0, 6), shard("b", 2, 8)], {}, [("a", "0-4"), ("b", "4-8")]),
+        # where a session's hops began before; elsewhere only where no route has it
+        ([shard("a", 0, 6), shard("b", 2, 8)], {"borders": {5}}, [("a", "0-5"), ("b", "5-8")]),
+        ([*HALVES, shard("c", 0, 8)], {"borders": {4}}, [("a", "0-4"), ("b", "4-8")]),
+        (
+            [*HALVES, shard("c", 0, 8)],
+            {"borders": {4}, "exclude": {"b"}},
+            [("a", "0-4"), ("c", "4-8")],
+        ),
+        ([shard("a", 0, 8), shard("b", 0, 8)], {"borders": {3}}, [("a", "0-3"), ("b", "3-8")]),
+        ([shard("a", 0, 8)], {"borders": {3}}, [("a", "0-8")]),
+        (HALVES, {"borders": {2, 4}}, [("a", "0-4"), ("b", "4-8")]),
+        (
+            [*HALVES, shard("c", 0, 4, load=90)],
+            {"borders": {2, 4}, "prefer": {"a", "b"}},
+            [("a", "0-2"), ("c", "2-4"), ("b", "4-8")],
+        ),
         ([shard("a", 0, 3), shard("b", 1, 8)], {}, [("a", "0-3"), ("b", "3-8")]),
         ([shard("a", 0, 8, lm_head=False), shard("b", 7, 8)], {}, [("a", "0-7"), ("b", "7-8")]),
         ([shard("a", 0, 1), shard("b", 0, 8, embedding=False)], {}, [("a", "0-1"), ("b", "1-8")]),
@@ -374,6 +390,7 @@ QUERIES = st.builds(
     query,
     prefer=st.frozensets(st.sampled_from("abcde")),
     exclude=st.frozensets(st.sampled_from("abcde"), max_size=1),
+    borders=st.just(frozenset()) | st.frozensets(st.integers(1, 5), max_size=3),
     region=st.sampled_from(["", "eu"]),
     route_class=st.sampled_from(["", "", "lan", "relay"]),
     assigned=st.dictionaries(st.sampled_from("abcde"), st.integers(1, 3), max_size=2),
@@ -384,6 +401,9 @@ QUERIES = st.builds(
 @given(mesh=meshes(), asked=QUERIES)
 def test_no_route_is_cheaper_than_the_one_selected(mesh, asked):
     every = list(every_route(mesh, asked))
+    if asked.borders:
+        kept = [r for r in every if {layers.start for layers in r[1]} == {0, *asked.borders}]
+        every = kept or every
     if not every:
         with pytest.raises(RouteError) as caught:
             select(mesh, asked)
