@@ -100,6 +100,22 @@ class Grant:
                 f"{format_route(route)[:300]}, as X-Meshnet-Route says",
             )
 
+    def check_time(self, now: float) -> None:
+        """Check that it may still be shown to who does not know it.
+
+        Args:
+            now: Unix seconds by the control plane's clock.
+
+        Raises:
+            MeshError: PERMISSION_DENIED, reason ``GRANT_EXPIRED``.
+        """
+        if self.expires_s + LEEWAY_S < now:
+            raise refused(
+                f"expired {now - self.expires_s:.0f} s ago; expected one that has not, for a"
+                " session that is not open, or that takes another route",
+                "GRANT_EXPIRED",
+            )
+
     def check_takers(self, session: SessionId, hops: Route) -> None:
         """Check that hops which are to take a session over are the grant's.
 
@@ -219,13 +235,10 @@ def verify(token: str, keys: Mapping[str, GrantKey], now: float) -> Grant:
         payload = _JWS.decode(token, key.public, algorithms=[_ALGORITHM])
         grant = _grant_of(json.loads(payload))
     except (jwt.PyJWTError, ValueError, TypeError, KeyError, RecursionError):
-        raise _invalid(f"its signature is not that of key {key_id}") from None
-    if grant.expires_s + LEEWAY_S < now:
-        raise refused(
-            f"expired {now - grant.expires_s:.0f} s ago; expected a new one for a session that"
-            " is not open",
-            "GRANT_EXPIRED",
-        )
+        raise _invalid(
+            f"its signature is not that of key {key_id}; expected it as it was issued"
+        ) from None
+    grant.check_time(now)
     return grant
 
 

@@ -78,6 +78,14 @@ def gateway(
             show_default="none: clients need no key",
         ),
     ] = None,
+    require_grants: Annotated[
+        bool,
+        typer.Option(
+            "--require-grants",
+            help="Of the inside control plane: nodes take sessions only along routes that it"
+            " has granted.",
+        ),
+    ] = False,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -107,6 +115,7 @@ def gateway(
             grpc_host=grpc_host,
             grpc_port=grpc_port,
             lease_ttl_s=lease_ttl,
+            require_grants=require_grants,
         ),
         region=region,
         api_keys=api_keys or settings.api_keys,

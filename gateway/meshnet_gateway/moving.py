@@ -80,7 +80,7 @@ class SessionMoves:
         moved = False
         try:
             for hop, hops in replacements(old.hops, new.hops, leaving):
-                asked = MoveHeader(session, hops, position)
+                asked = MoveHeader(session, hops, position, new.token)
                 try:
                     await self._client.move(hop.address, hop.node, asked, timeout_s=self._timeout_s)
                 except MeshError as error:
@@ -126,7 +126,7 @@ class Departure:
         self._again = 0.0
         self._has_said = False
 
-    def find(self, route: SelectedRoute) -> SelectedRoute | None:
+    def find(self, session: SessionId, route: SelectedRoute) -> SelectedRoute | None:
         """Give the route to go on over instead, once there is one; asked before every step."""
         leaving = self._moves.draining.among(route.incarnations)
         if not leaving:
@@ -136,7 +136,9 @@ class Departure:
             if time.monotonic() >= self._again:
                 selector = self._moves.selector
                 self._search = asyncio.create_task(
-                    selector.without(self._model, leaving, max_tokens=self._max_tokens, route=route)
+                    selector.without(
+                        self._model, session, leaving, max_tokens=self._max_tokens, route=route
+                    )
                 )
                 self._searched = route
             return None

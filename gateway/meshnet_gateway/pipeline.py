@@ -28,7 +28,7 @@ from meshnet_gateway.cutting import cut_tokens, split_tokens
 from meshnet_gateway.steps import StepOutput
 from meshnet_gateway.window import Window
 
-__all__ = ["PipelineSettings", "RoutePipeline"]
+__all__ = ["PipelineSettings", "RoutePipeline", "new_session"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +53,11 @@ class PipelineSettings:
     window: int | None = None
 
 
+def new_session() -> SessionId:
+    """Make an id that nobody can guess."""
+    return SessionId(str(uuid.uuid4()))
+
+
 class RoutePipeline:
     """One session on one route. Not for concurrent use: a session's steps follow one another.
 
@@ -63,6 +68,8 @@ class RoutePipeline:
         max_tokens: tokens that the session will need in all, reserved at every hop at once,
             before the first chunk; None reserves as it goes.
         owner: whose end is the session's.
+        session: its id; a new one if not given.
+        grant: of the control plane for session and route, where nodes ask for one.
     """
 
     def __init__(
@@ -73,16 +80,20 @@ class RoutePipeline:
         *,
         max_tokens: int | None = None,
         owner: OwnerId | None = None,
+        session: SessionId | None = None,
+        grant: str | None = None,
     ) -> None:
         if not route:
             raise ValueError("a route needs at least one hop")
         self.route = route
-        self.session = SessionId(str(uuid.uuid4()))
+        self.session = session or new_session()
         self.position = 0
         self._client = client
         self._settings = settings
         self._max_tokens = max_tokens
         self._owner = owner
+        self._grant = grant
+        self._has_shown = False
         self._window = Window(len(route), settings.window)
         self._begun = False
         self._closed = False
@@ -153,6 +164,7 @@ class RoutePipeline:
         finally:
             self.position += sum(chunk.shape[1] for chunk in chunks[: len(answers)])
         self._apart.clear()
+        self._has_shown = True
         return answers
 
     async def feed(
@@ -171,7 +183,7 @@ class RoutePipeline:
         self.epoch += 1
         self.spread(hops)
         tensor = np.asarray(token_ids, dtype=np.int32)[None]
-        header = self._header(hops, tensor)._replace(position=0, journal=True)
+        header = self._header(hops, tensor)._replace(position=0, journal=True, grant=self._grant)
         wants = (_NO_ANSWER, _NO_ANSWER)
         await self._send_all(hops, header, self._cut(tensor, sizes), wants, [])
 
@@ -184,10 +196,22 @@ class RoutePipeline:
         """
         self.epoch += 1
         self.spread(hops)
-        asked = Rebuild(self.session, self.position, hops, mode, self._max_tokens, self.epoch)
+        asked = Rebuild(
+            self.session, self.position, hops, mode, self._max_tokens, self.epoch, self._grant
+        )
         await self._client.rebuild(
             before.address, before.node, asked, timeout_s=self._settings.step_timeout_s
         )
+
+    def show(self, grant: str | None) -> None:
+        """Show nodes this grant from now on.
+
+        It goes with all that is asked beside the route's steps, and with the steps until one
+        has gone over the whole route.
+        """
+        if grant != self._grant:
+            self._grant = grant
+            self._has_shown = False
 
     def spread(self, route: Route) -> None:
         """Note that the session may be held at `route` too, of which its other hops do not know.
@@ -227,7 +251,12 @@ class RoutePipeline:
             return
         first = self.route[0]
         asked = Reservation(
-            self.session, self._max_tokens, first.layers, self.route[1:], self._owner
+            self.session,
+            self._max_tokens,
+            first.layers,
+            self.route[1:],
+            self._owner,
+            self._grant,
         )
         try:
             await self._client.reserve(
@@ -325,4 +354,5 @@ class RoutePipeline:
             accept_encoding=ENCODINGS if phase is Phase.PREFILL else (),
             route=route[1:],
             epoch=self.epoch,
+            grant=None if self._has_shown else self._grant,
         )

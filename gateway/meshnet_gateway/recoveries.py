@@ -20,6 +20,15 @@ _AGAIN: Final = (
     Code.NEXT_HOP_FAILED,
 )
 
+_REASONS: Final = (
+    "SESSION_RELEASED",
+    "HOP_UNKNOWN",
+    "GRANT_EXPIRED",
+    "GRANT_MISMATCH",
+    "GRANT_SPENT",
+)
+"""Of a session that was ended, and of grants that fit no more: another route has a new one."""
+
 
 class Way(StrEnum):
     """By what a session went on after a failure."""
@@ -81,4 +90,4 @@ def can_recover(error: MeshError) -> bool:
     """Tell whether another route could serve what this one could not."""
     if isinstance(error, PositionError | UnknownSessionError | NextHopError):
         return True
-    return error.code in _AGAIN or error.reason == "SESSION_RELEASED"
+    return error.code in _AGAIN or error.reason in _REASONS

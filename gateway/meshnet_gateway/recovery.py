@@ -25,11 +25,11 @@ from meshnet.errors import (
 from meshnet.grammar import Want
 from meshnet.operations import RebuildMode
 from meshnet.plane.client import PlaneClient
-from meshnet.topology import Hop, NodeId
+from meshnet.topology import Hop, NodeId, SessionId
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.moving import Departure, SessionMoves
-from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
+from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline, new_session
 from meshnet_gateway.presence import Presence
 from meshnet_gateway.recoveries import (
     RecoveryCounts,
@@ -80,11 +80,12 @@ class RecoveringPipelines:
         Raises:
             RouteError: the model is unknown, or its layers stay uncovered.
         """
+        session = new_session()
         route = await self.selector.select(
-            model, max_tokens=max_tokens, wait_s=self.recovery.spare_wait_s
+            model, session, max_tokens=max_tokens, wait_s=self.recovery.spare_wait_s
         )
         self.counts.opened += 1
-        return RecoveringPipeline(self, model, max_tokens, route)
+        return RecoveringPipeline(self, model, max_tokens, route, session)
 
 
 class RecoveringPipeline:
@@ -95,10 +96,16 @@ class RecoveringPipeline:
         model: name in the mesh.
         max_tokens: that the session will need in all.
         route: to begin with.
+        session: that it was selected for.
     """
 
     def __init__(
-        self, shared: RecoveringPipelines, model: str, max_tokens: int, route: SelectedRoute
+        self,
+        shared: RecoveringPipelines,
+        model: str,
+        max_tokens: int,
+        route: SelectedRoute,
+        session: SessionId,
     ) -> None:
         self._shared = shared
         self._model = model
@@ -108,7 +115,7 @@ class RecoveringPipeline:
         self._steps: list[list[int]] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._departure = Departure(shared.moves, model, max_tokens)
-        self._begin(route)
+        self._begin(route, session)
 
     async def step(self, token_ids: Sequence[int], want: Want) -> StepOutput:
         """Feed the session's next tokens; a failure on the way is a pause, not an error.
@@ -158,8 +165,14 @@ class RecoveringPipeline:
         Raises:
             NextHopError: it could not be moved, and is to be rebuilt without them.
         """
-        route = self._departure.find(self._route)
+        route = self._departure.find(self._pipeline.session, self._route)
         if route is None or not self._pipeline.position:
+            return
+        try:
+            route = await self._granted(route)
+        except MeshError as error:
+            _log.info("session %s stays for now: %s", self._pipeline.session, error)
+            self._departure.stay()
             return
         self._pipeline.spread(route.hops)
         with self._shared.lost.guard(self._nodes | route.incarnations.keys()):
@@ -168,7 +181,12 @@ class RecoveringPipeline:
             )
         if has_moved:
             self._pipeline.reroute(route.hops)
+            self._pipeline.show(route.token)
             self._use(route)
+            try:
+                await self._show(route)
+            except MeshError as error:
+                _log.debug("session %s: no newer grant: %s", self._pipeline.session, error)
         else:
             self._departure.stay()
 
@@ -180,7 +198,7 @@ class RecoveringPipeline:
             self._failed.pop(node, None)  # it answers again
         self._shared.presence.show(route.hops)
 
-    def _begin(self, route: SelectedRoute) -> None:
+    def _begin(self, route: SelectedRoute, session: SessionId) -> None:
         self._use(route)
         self._pipeline = RoutePipeline(
             self._shared.client,
@@ -188,6 +206,8 @@ class RecoveringPipeline:
             self._shared.pipeline,
             max_tokens=self._max_tokens,
             owner=self._shared.presence.owner,
+            session=session,
+            grant=route.token,
         )
 
     async def _guarded(
@@ -225,6 +245,7 @@ class RecoveringPipeline:
         }
         route = await self._shared.selector.replace(
             self._model,
+            self._pipeline.session,
             max_tokens=self._max_tokens,
             failed=self._failed,
             healthy=healthy,
@@ -247,7 +268,9 @@ class RecoveringPipeline:
             raise MeshError(Code.ABORTED, "no node of the new route holds any of them")
         with self._shared.lost.guard(frozenset(route.incarnations)):
             for repair in repairs:
+                route = await self._show(route)
                 await self._repair(repair)
+            route = await self._show(route)
         pipeline.reroute(route.hops)
         self._use(route)
         if repairs:
@@ -255,6 +278,20 @@ class RecoveringPipeline:
                 await pipeline.own()
         self._in_background(pipeline.leave(pipeline.strays()))
         return Way.JOURNAL if repairs else Way.RESENT
+
+    async def _granted(self, route: SelectedRoute) -> SelectedRoute:
+        """Give the route with a grant for this session, where nodes ask for one.
+
+        Raises:
+            MeshError: of `RouteSelector.granted`.
+        """
+        return await self._shared.selector.granted(self._model, self._pipeline.session, route)
+
+    async def _show(self, route: SelectedRoute) -> SelectedRoute:
+        """The same, and show that grant to nodes from now on."""
+        route = await self._granted(route)
+        self._pipeline.show(route.token)
+        return route
 
     async def _repair(self, repair: Repair) -> None:
         pipeline, mode = self._pipeline, self._shared.recovery.mode
@@ -291,7 +328,8 @@ class RecoveringPipeline:
         )
         self._pipeline.spread(())  # the hops after one that failed hear of it from none else
         self._in_background(self._pipeline.close())
-        self._begin(route)
+        session = new_session()
+        self._begin(await self._shared.selector.granted(self._model, session, route), session)
         self._shared.counts.recomputed_tokens[Way.REPLAY] += num_computed
         return await self._go_on(want)
 

@@ -72,7 +72,8 @@ def keep_layers(old: SelectedRoute, new: SelectedRoute) -> SelectedRoute:
     if filled is None:
         return new
     cut += filled
-    return SelectedRoute(tuple(cut), {hop.node: new.incarnations[hop.node] for hop in cut})
+    incarnations = {hop.node: new.incarnations[hop.node] for hop in cut}
+    return SelectedRoute(tuple(cut), incarnations, new.grant)
 
 
 def _is_same(node: NodeId, old: SelectedRoute, new: SelectedRoute) -> bool:

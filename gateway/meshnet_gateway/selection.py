@@ -5,18 +5,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from meshnet.codec import ENCODINGS
 from meshnet.control.client import ControlClient, to_hops
 from meshnet.errors import Code, MeshError, RouteError
-from meshnet.topology import Hop, NodeId, Route
+from meshnet.topology import Hop, NodeId, Route, SessionId
+from meshnet.v1 import route_service_pb2 as route_pb
+from meshnet.v1 import types_pb2
 from meshnet.wire import WIRE_VERSION
 
-__all__ = ["RouteSelector", "SelectedRoute"]
+__all__ = ["RouteGrant", "RouteSelector", "SelectedRoute"]
 
 _RETRY_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class RouteGrant:
+    """The control plane's grant of a route to a session.
+
+    Attributes:
+        token: for X-Meshnet-Grant.
+        session: whose it is.
+        hops: that it names.
+        fresh_until: until when nodes that do not know it will take it for sure; of the
+            monotonic clock.
+    """
+
+    token: str
+    session: SessionId
+    hops: Route
+    fresh_until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +46,17 @@ class SelectedRoute:
     Attributes:
         hops: in order of layers.
         incarnations: of the nodes, by id.
+        grant: where nodes ask for one; None where they do not.
     """
 
     hops: Route
     incarnations: Mapping[NodeId, int]
+    grant: RouteGrant | None = None
+
+    @property
+    def token(self) -> str | None:
+        """What nodes are shown."""
+        return None if self.grant is None else self.grant.token
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -56,7 +83,9 @@ class RouteSelector:
         self._tls = tls
         self._served: set[str] = set()
 
-    async def select(self, model: str, *, max_tokens: int, wait_s: float = 0.0) -> SelectedRoute:
+    async def select(
+        self, model: str, session: SessionId, *, max_tokens: int, wait_s: float = 0.0
+    ) -> SelectedRoute:
         """Select a route for a new session; waits while a known model's layers are uncovered.
 
         A model is known when it was served before, or when nodes have registered for it:
@@ -64,6 +93,7 @@ class RouteSelector:
 
         Args:
             model: name in the mesh.
+            session: that the route is for.
             max_tokens: that the session will need.
             wait_s: seconds to wait for the layers to be covered.
 
@@ -75,7 +105,7 @@ class RouteSelector:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                route = await self._select(model, max_tokens, {}, {}, ())
+                route = await self._select(model, session, max_tokens, {}, {}, ())
             except MeshError as error:
                 if not self._may_pass(model, error):
                     raise
@@ -89,6 +119,7 @@ class RouteSelector:
     async def replace(
         self,
         model: str,
+        session: SessionId,
         *,
         max_tokens: int,
         failed: Mapping[NodeId, int],
@@ -104,6 +135,7 @@ class RouteSelector:
 
         Args:
             model: as before.
+            session: as before.
             max_tokens: of the session.
             failed: nodes to leave out, with the incarnation that failed; a later start of
                 one is another node.
@@ -119,7 +151,7 @@ class RouteSelector:
         while True:
             for avoided in (failed, {}):
                 try:
-                    route = await self._select(model, max_tokens, avoided, healthy, borders)
+                    route = await self._select(model, session, max_tokens, avoided, healthy, borders)
                 except MeshError as error:
                     reason = error
                 else:
@@ -141,7 +173,13 @@ class RouteSelector:
             await asyncio.sleep(_RETRY_S)
 
     async def without(
-        self, model: str, leaving: Collection[NodeId], *, max_tokens: int, route: SelectedRoute
+        self,
+        model: str,
+        session: SessionId,
+        leaving: Collection[NodeId],
+        *,
+        max_tokens: int,
+        route: SelectedRoute,
     ) -> SelectedRoute:
         """Select a route for a session that is to leave some nodes of its `route`, if there is one.
 
@@ -151,7 +189,35 @@ class RouteSelector:
         """
         left = {node: route.incarnations[node] for node in leaving}
         kept = {node: start for node, start in route.incarnations.items() if node not in left}
-        return await self._select(model, max_tokens, left, kept, route.borders)
+        return await self._select(model, session, max_tokens, left, kept, route.borders)
+
+    async def granted(self, model: str, session: SessionId, route: SelectedRoute) -> SelectedRoute:
+        """Give a route with a grant that can be shown to its nodes now.
+
+        It is granted anew where it was cut otherwise than it was selected, is for another
+        session by now, or was granted a while ago; left as it is where nodes want no grants.
+
+        Raises:
+            MeshError: FAILED_PRECONDITION, reason ``HOP_UNKNOWN``: its nodes are not as
+                they were; or the control plane did not answer.
+        """
+        grant = route.grant
+        if grant is None:
+            return route
+        is_fresh = time.monotonic() < grant.fresh_until
+        if is_fresh and grant.session == session and grant.hops == route.hops:
+            return route
+        hops = [
+            route_pb.Hop(
+                node=f"nodes/{hop.node}",
+                incarnation=route.incarnations[hop.node],
+                layers=types_pb2.LayerRange(start=hop.layers.start, end=hop.layers.end),
+            )
+            for hop in route.hops
+        ]
+        answer = await self._control.grant_route(f"models/{model}", session, hops)
+        fresh_until = _fresh_until(answer.grant_ttl.ToSeconds())
+        return replace(route, grant=RouteGrant(answer.grant, session, route.hops, fresh_until))
 
     def _may_pass(self, model: str, error: MeshError) -> bool:
         """Tell whether waiting may help against what kept a new session from its route."""
@@ -163,6 +229,7 @@ class RouteSelector:
     async def _select(
         self,
         model: str,
+        session: SessionId,
         max_tokens: int,
         exclude: Mapping[NodeId, int],
         prefer: Mapping[NodeId, int],
@@ -177,12 +244,21 @@ class RouteSelector:
             encodings=ENCODINGS,
             wire_versions=(WIRE_VERSION,),
             expected_tokens=max_tokens,
+            session=session,
         )
         hops = to_hops(route, tls=self._tls)
         incarnations = {
             hop.node: chosen.incarnation for hop, chosen in zip(hops, route.hops, strict=True)
         }
-        return SelectedRoute(hops, incarnations)
+        grant = None
+        if route.grant:
+            fresh_until = _fresh_until(route.grant_ttl.ToSeconds())
+            grant = RouteGrant(route.grant, session, hops, fresh_until)
+        return SelectedRoute(hops, incarnations, grant)
+
+
+def _fresh_until(ttl_s: float) -> float:
+    return time.monotonic() + ttl_s / 2
 
 
 def _uncovered(model: str, error: MeshError) -> RouteError:

@@ -33,6 +33,7 @@ from meshnet.plane.late import LateAnswers
 from meshnet.plane.server import PlaneServer
 from meshnet.topology import NodeId
 from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.granted import GrantGate
 from meshnet_node.journals import JournalLimits, Journals
 from meshnet_node.metrics import render_metrics
 from meshnet_node.moving import ArrivingCache
@@ -92,6 +93,9 @@ class Node:
         open_backend: loads the shard; called once.
         policies: when bodies are compressed.
 
+    Attributes:
+        grants: which sessions are taken, and over which routes.
+
     Raises:
         ConfigError: a file of TLS cannot be used.
     """
@@ -104,6 +108,7 @@ class Node:
     ) -> None:
         self.settings = settings
         self.stage: Stage | None = None
+        self.grants = GrantGate(settings.node)
         self._open_backend = open_backend
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
         # On a connection that was kept, a question could be lost where its chunk was.
@@ -136,15 +141,21 @@ class Node:
         loop = asyncio.get_running_loop()
         backend = await loop.run_in_executor(self._aside, self._open_backend)
         scheduler = self._scheduler = Scheduler(one_thread=backend.keeps_threads)
+        self.grants.layers = backend.spec.layers
         stage = Stage(
             self.settings.node,
             backend,
             SessionTable(
-                backend.open_cache, self.settings.sessions, time.monotonic, self._journals
+                backend.open_cache,
+                self.settings.sessions,
+                time.monotonic,
+                self._journals,
+                self.grants,
             ),
             self._client,
             scheduler,
             hop_timeout_s=self.settings.hop_timeout_s,
+            grants=self.grants,
         )
         await loop.run_in_executor(self._aside, self._run_probe, stage, scheduler)
         self.stage = stage

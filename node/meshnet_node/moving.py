@@ -16,6 +16,7 @@ from meshnet.plane.caller import Caller
 from meshnet.plane.hop_client import HopClient
 from meshnet.topology import Hop, LayerRange, Route, SessionId
 from meshnet_node.backend import ShardBackend
+from meshnet_node.granted import GrantGate
 from meshnet_node.session import Session, SessionTable
 
 __all__ = ["ArrivingCache", "CacheMoves", "MoveCounts"]
@@ -53,6 +54,7 @@ class CacheMoves:
         backend: whose caches are moved.
         sessions: that hold them.
         client: for the nodes that take a cache over.
+        grants: which these may be, and what this node may take over.
         hop_timeout_s: seconds that such a node may take.
     """
 
@@ -61,6 +63,7 @@ class CacheMoves:
         backend: ShardBackend,
         sessions: SessionTable,
         client: HopClient,
+        grants: GrantGate,
         *,
         hop_timeout_s: float,
     ) -> None:
@@ -68,6 +71,7 @@ class CacheMoves:
         self._backend = backend
         self._sessions = sessions
         self._client = client
+        self._grants = grants
         self._hop_timeout_s = hop_timeout_s
 
     def send(self, asked: MoveHeader, caller: Caller) -> None:
@@ -79,9 +83,11 @@ class CacheMoves:
             UnknownSessionError: the session is not held here.
             WireError: the hops are not for the layers that the session uses here.
             PositionError: fewer tokens are held than are to be moved.
-            MeshError: FAILED_PRECONDITION, reason ``CACHE_NOT_MOVABLE``; or what a hop answered.
+            MeshError: FAILED_PRECONDITION, reason ``CACHE_NOT_MOVABLE``; PERMISSION_DENIED, the
+                hops are not granted; or what a hop answered.
             CallerGoneError: `caller` left meanwhile.
         """
+        self._grants.check_move(asked.session, asked.route, asked.grant)
         with self._sessions.hold(asked.session, caller) as (session, held):
             kv = self._movable()
             tokens = held if asked.position is None else asked.position
@@ -106,6 +112,7 @@ class CacheMoves:
                         digest=self._backend.spec.digest or None,
                         epoch=session.epoch,
                         owner=session.owner,
+                        grant=asked.grant,
                     )
                     num_bytes += header.num_bytes
                     self._client.send_cache(
@@ -168,7 +175,11 @@ class CacheMoves:
                 field="X-Meshnet-Kv",
             )
         tokens = max(header.tokens, header.max_tokens or 0)
-        session = self._sessions.expect(header.session, header.layers, tokens)
+        held = self._sessions.find(header.session)
+        granted = self._grants.check(
+            held.granted if held else None, header.session, header.layers, (), header.grant
+        )
+        session = self._sessions.expect(header.session, header.layers, tokens, granted)
         session.epoch, session.owner = header.epoch, header.owner
         try:
             memory = session.cache.make_room(header.layers, header.kv, header.tokens)

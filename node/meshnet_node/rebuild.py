@@ -114,6 +114,7 @@ def _chunks(
             max_tokens=asked.max_tokens if position == 0 else None,
             epoch=asked.epoch,
             journal=True,
+            grant=asked.grant,
         )
         yield header, piece
         position += piece.shape[1]

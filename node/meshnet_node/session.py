@@ -14,9 +14,10 @@ from types import TracebackType
 from meshnet.errors import CacheFullError, Code, MeshError, PositionError, UnknownSessionError
 from meshnet.operations import OwnerId
 from meshnet.plane.caller import Caller
-from meshnet.topology import Hop, LayerRange, SessionId
+from meshnet.topology import Hop, LayerRange, NodeId, Route, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.backend import Cache
+from meshnet_node.granted import GrantGate, Held
 from meshnet_node.journal import Journal
 from meshnet_node.journals import Journals
 
@@ -50,7 +51,9 @@ class Session:
             nobody has reserved.
         last_used: of the table's clock.
         owner: whose end is the session's; None for nobody's.
+        route: what its last chunk named, found granted; None where that is to be looked at.
         next_hop: where its chunks went on, for the release along the route.
+        granted: what the control plane let it do; None where nobody asked.
         epoch: the highest that its chunks had.
         journal: of what was sent on.
     """
@@ -70,7 +73,9 @@ class Session:
         self.reserved_tokens = 0
         self.settled_tokens = 0
         self.last_used = now
+        self.route: Route | None = None
         self.next_hop: Hop | None = None
+        self.granted: Held | None = None
         self.owner: OwnerId | None = None
         self.busy = False
         self.num_waiting = 0
@@ -116,6 +121,13 @@ class SessionTable:
     A chunk takes its turn when no other chunk of its session computes and its position is
     not past the cache's end. Reserved is what ``X-Meshnet-Max-Tokens`` asked, or what is
     used where that is more.
+
+    Args:
+        open_cache: of the backend.
+        limits: see there.
+        clock: seconds, monotonic.
+        journals: of what sessions sent on.
+        grants: which sessions may be opened; without, all.
     """
 
     def __init__(
@@ -124,8 +136,10 @@ class SessionTable:
         limits: SessionLimits,
         clock: Callable[[], float],
         journals: Journals | None = None,
+        grants: GrantGate | None = None,
     ) -> None:
         self.journals = journals or Journals()
+        self._grants = grants or GrantGate(NodeId("node"))
         self._open_cache = open_cache
         self._limits = limits
         self._clock = clock
@@ -161,15 +175,18 @@ class SessionTable:
             PositionError: a gap that the chunk before did not fill in time.
             CacheFullError: no cache tokens or no session place are left.
             MeshError: UNAVAILABLE while draining, for a new session; ABORTED when the
-                session is released meanwhile.
+                session is released meanwhile; PERMISSION_DENIED, a new session has no grant.
             CallerGoneError: `caller` left while this waited.
         """
         with self._lock:
             session = self._sessions.get(header.session)
             if session is not None and session.takes(header):
                 return self._begin_turn(session, header)
+        granted = None
+        if session is None and not header.position:
+            granted = self._grants.admit(header.session, header.layers, header.route, header.grant)
         with caller.waking(self._wake_all), self._lock:
-            session = self._find(header, caller)
+            session = self._find(header, caller, granted)
             self._await_position(session, header, caller)
             return self._begin_turn(session, header)
 
@@ -191,8 +208,16 @@ class SessionTable:
             if session.num_waiting:
                 session.changed.notify_all()
 
+    def find(self, session_id: SessionId) -> Session | None:
+        """Give a session that is held, or None."""
+        return self._sessions.get(session_id)
+
     def reserve(
-        self, session_id: SessionId, tokens: int, owner: OwnerId | None = None
+        self,
+        session_id: SessionId,
+        tokens: int,
+        owner: OwnerId | None = None,
+        granted: Held | None = None,
     ) -> tuple[Session, int]:
         """Hold `tokens` of cache for a session, opening it where it is new; never lowers.
 
@@ -200,19 +225,21 @@ class SessionTable:
 
         Raises:
             CacheFullError: no cache tokens or no session place are left.
-            MeshError: UNAVAILABLE while draining, for a new session.
+            MeshError: UNAVAILABLE while draining, for a new session; PERMISSION_DENIED, its
+                grant is spent.
         """
         with self._lock:
             session = self._sessions.get(session_id)
             before = 0
             if session is None:
-                session = self._open(session_id, tokens)
+                session = self._open(session_id, tokens, granted)
             else:
                 before = session.reserved_tokens
                 self._reserve(session, tokens)
                 session.last_used = self._clock()
             session.settled_tokens = max(session.settled_tokens, tokens)
             session.owner = owner or session.owner
+            session.granted = granted or session.granted
             return session, before
 
     def lower(self, session: Session, tokens: int) -> None:
@@ -243,11 +270,13 @@ class SessionTable:
             finally:
                 session.num_waiting -= 1
             if session.closed:
-                raise _released(session)
+                raise _released(session.id)
             session.busy = True
             return Turn(self, session, session.cache.length)
 
-    def expect(self, session_id: SessionId, layers: LayerRange, tokens: int) -> Session:
+    def expect(
+        self, session_id: SessionId, layers: LayerRange, tokens: int, granted: Held | None = None
+    ) -> Session:
         """Reserve for a session whose cache is on its way here; `admit` or `give_up` follows.
 
         One with its id that is held stays until then, and is replaced: a repeated request.
@@ -255,11 +284,11 @@ class SessionTable:
         Raises:
             CacheFullError: no cache tokens or no session place are left.
             MeshError: UNAVAILABLE while draining; ABORTED, reason ``SESSION_HELD``, where
-                the session computes here, or uses other layers.
+                the session computes here, or uses other layers; as `reserve`.
         """
         with self._lock:
             self._check_replaceable(session_id, layers)
-            return self._new(session_id, tokens)
+            return self._new(session_id, tokens, granted)
 
     def admit(self, session: Session) -> None:
         """Hold a session that was expected, instead of one with its id that may be held.
@@ -287,11 +316,16 @@ class SessionTable:
         with self._lock:
             self._free(session)
 
-    def release(self, session_id: SessionId) -> Session | None:
-        """Forget a session, give back its cache, end its waiting chunks; None if not held."""
+    def release(self, session_id: SessionId, *, withdrawn: bool = False) -> Session | None:
+        """Forget a session, give back its cache, end its waiting chunks; None if not held.
+
+        Its grants are spent then, unless it is `withdrawn`: as if it had not been opened.
+        """
         with self._lock:
             session = self._forget(session_id)
             if session is not None:
+                if session.granted is not None and not withdrawn:
+                    self._grants.spend(session.granted)
                 session.changed.notify_all()
             return session
 
@@ -371,7 +405,7 @@ class SessionTable:
         self._reserved_tokens -= session.reserved_tokens
         session.reserved_tokens = 0
 
-    def _find(self, header: ChunkHeader, caller: Caller) -> Session:
+    def _find(self, header: ChunkHeader, caller: Caller, granted: Held | None) -> Session:
         """Give the chunk's session, opening it for a first chunk."""
         session = self._sessions.get(header.session)
         if session is None and header.position and header.chunk_index > 0:
@@ -383,18 +417,23 @@ class SessionTable:
                 f"session {header.session} is not held here, so position {header.position}"
                 " cannot continue it; expected position 0"
             )
-        return self._open(header.session, max(header.max_tokens or 0, header.num_tokens))
+        if granted is None and self._grants.required:
+            raise _released(header.session)  # it was here when the chunk came
+        return self._open(header.session, max(header.max_tokens or 0, header.num_tokens), granted)
 
-    def _open(self, session_id: SessionId, tokens: int) -> Session:
-        session = self._sessions[session_id] = self._new(session_id, tokens)
+    def _open(self, session_id: SessionId, tokens: int, granted: Held | None) -> Session:
+        session = self._sessions[session_id] = self._new(session_id, tokens, granted)
         self._opened.notify_all()
         return session
 
-    def _new(self, session_id: SessionId, tokens: int) -> Session:
+    def _new(self, session_id: SessionId, tokens: int, granted: Held | None) -> Session:
         """Make a session that is not held yet."""
+        if granted is not None:
+            self._grants.confirm(granted)
         self._check_place()
         cache, journal = self._open_cache(), self.journals.open()
         session = Session(session_id, cache, journal, self._clock(), self._lock)
+        session.granted = granted
         try:
             self._reserve(session, tokens)
         except CacheFullError:
@@ -436,7 +475,7 @@ class SessionTable:
         until: float | None = None
         while not session.takes(header):
             if session.closed:
-                raise _released(session)
+                raise _released(session.id)
             if session.busy:
                 # A chunk that computes is bounded by its own hop's timeout, so that only the
                 # wait for a predecessor that never comes needs a bound here.
@@ -482,5 +521,5 @@ def _early(session: Session, header: ChunkHeader) -> PositionError:
     )
 
 
-def _released(session: Session) -> MeshError:
-    return MeshError(Code.ABORTED, f"session {session.id} was released", reason="SESSION_RELEASED")
+def _released(session_id: SessionId) -> MeshError:
+    return MeshError(Code.ABORTED, f"session {session_id} was released", reason="SESSION_RELEASED")

@@ -21,6 +21,7 @@ from meshnet.timing import HopTiming, format_timing
 from meshnet.topology import Hop, LayerRange, NodeId
 from meshnet.wire import AnswerHeader, ChunkHeader
 from meshnet_node.backend import ShardBackend
+from meshnet_node.granted import GrantGate
 from meshnet_node.moving import CacheMoves
 from meshnet_node.plan import check_layers, check_route, plan
 from meshnet_node.rebuild import feed
@@ -52,6 +53,7 @@ class Stage:
         scheduler: whose turn it is to compute.
         hop_timeout_s: seconds that the hop after may take for a chunk.
         clock: seconds, monotonic.
+        grants: over which routes sessions may run; without, over all.
     """
 
     def __init__(
@@ -64,15 +66,19 @@ class Stage:
         *,
         hop_timeout_s: float = 120.0,
         clock: Callable[[], float] = time.perf_counter,
+        grants: GrantGate | None = None,
     ) -> None:
         self.node = node
+        self._grants = grants or GrantGate(node)
         self.backend = backend
         self.sessions = sessions
         self._client = client
         self._scheduler = scheduler
         self._hop_timeout_s = hop_timeout_s
         self._clock = clock
-        self.moves = CacheMoves(backend, sessions, client, hop_timeout_s=hop_timeout_s)
+        self.moves = CacheMoves(
+            backend, sessions, client, self._grants, hop_timeout_s=hop_timeout_s
+        )
         self._present: set[object] = set()
         self.num_chunks = 0
         self.num_tokens = 0
@@ -100,7 +106,8 @@ class Stage:
         self._present.add(token)
         try:
             with self.sessions.turn(header, caller) as (session, position):
-                session.next_hop = header.route[0] if header.route else None
+                if header.route is not session.route or header.grant is not None:
+                    self._follow(session, header, layers)
                 output, started, ended = self._scheduler.run(
                     lambda: self._compute(session, position, chunk.tensor, layers, want),
                     caller,
@@ -145,12 +152,19 @@ class Stage:
             MeshError: of the session table, or of the hop that refused.
             CallerGoneError: `caller` left meanwhile.
         """
-        check_route(check_layers(self.backend.spec, asked.layers), asked.route)
-        session, before = self.sessions.reserve(asked.session, asked.max_tokens, asked.owner)
+        layers = check_layers(self.backend.spec, asked.layers)
+        check_route(layers, asked.route)
+        held = self.sessions.find(asked.session)
+        granted = self._grants.check(
+            held.granted if held else None, asked.session, layers, asked.route, asked.grant
+        )
+        session, before = self.sessions.reserve(
+            asked.session, asked.max_tokens, asked.owner, granted
+        )
         if not asked.route:
             return
         hop = asked.route[0]
-        session.next_hop = hop
+        session.route, session.next_hop = None, hop
         try:
             self._client.reserve(
                 hop.address,
@@ -163,7 +177,7 @@ class Stage:
             if before:
                 self.sessions.lower(session, before)
             else:
-                self.sessions.release(asked.session)
+                self.sessions.release(asked.session, withdrawn=True)
                 self._withdraw(session, hop, error)
             raise
 
@@ -193,9 +207,12 @@ class Stage:
                     expected=length,
                 )
             check_route(held, asked.route)
+            session.granted = self._grants.check(
+                session.granted, session.id, held, asked.route, asked.grant
+            )
             began, timeout_s = self._clock(), self._hop_timeout_s
             feed(session.journal, asked, self._client, timeout_s=timeout_s, caller=caller)
-            session.next_hop = asked.route[0]
+            session.route, session.next_hop = None, asked.route[0]
         self.num_rebuilt_tokens += asked.position
         _log.info(
             "session %s: %d tokens were computed again at %s in %.3f s, in mode %s",
@@ -227,6 +244,14 @@ class Stage:
         for session_id in self.sessions.idle():
             _log.info("session %s was idle for too long and is released", session_id)
             self.sessions.release(session_id)
+
+    def _follow(self, session: Session, header: ChunkHeader, layers: LayerRange) -> None:
+        """Take the route that a chunk names, where the session may run over it."""
+        route = header.route
+        session.granted = self._grants.check(
+            session.granted, session.id, layers, route, header.grant
+        )
+        session.route, session.next_hop = route, route[0] if route else None
 
     def _compute(
         self,

@@ -12,6 +12,7 @@ import aiohttp
 
 from meshnet.compression import CompressionPolicies
 from meshnet.control.app import ControlSettings
+from meshnet.control.grant_issuer import GrantTimes
 from meshnet.topology import LayerRange, NodeId
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
@@ -136,13 +137,23 @@ async def stub_mesh(
     model: str = "lab/tiny",
     spare_wait_s: float = 20.0,
     lease_ttl_s: float = 60.0,
+    grants: GrantTimes | None = None,
     **settings: Any,
 ) -> AsyncIterator[Mesh]:
-    """Run a gateway for `text` without nodes; ends it, and the nodes that joined."""
+    """Run a gateway for `text` without nodes; ends it, and the nodes that joined.
+
+    With `grants`, nodes want them.
+    """
     gateway = Gateway(
         GatewaySettings(
             port=0,
-            control=ControlSettings(http_port=0, grpc_port=0, lease_ttl_s=lease_ttl_s),
+            control=ControlSettings(
+                http_port=0,
+                grpc_port=0,
+                lease_ttl_s=lease_ttl_s,
+                require_grants=grants is not None,
+                grants=grants or GrantTimes(),
+            ),
             recovery=RecoverySettings(spare_wait_s=spare_wait_s),
             grace_s=1.0,
             **settings,

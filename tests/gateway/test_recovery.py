@@ -92,10 +92,13 @@ class Pool:
         hops = tuple(self.hops[name] for name in names.split())
         return SelectedRoute(hops, {hop.node: self.restarts.get(hop.node, 1) for hop in hops})
 
-    async def select(self, model: str, *, max_tokens: int, wait_s: float) -> SelectedRoute:
+    async def select(self, model: str, session, *, max_tokens: int, wait_s: float) -> SelectedRoute:
         return self.route(self.routes[0])
 
-    async def replace(self, model: str, *, failed, answers, **_) -> SelectedRoute:
+    async def granted(self, model: str, session, route: SelectedRoute) -> SelectedRoute:
+        return route
+
+    async def replace(self, model: str, session, *, failed, answers, **_) -> SelectedRoute:
         for names in self.routes:
             route = self.route(names)
             again = [h for h in route.hops if failed.get(h.node) == route.incarnations[h.node]]
