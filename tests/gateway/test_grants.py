@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from meshnet.control.client import ControlClient
 from meshnet.control.grant_issuer import GrantTimes
+from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet_gateway.recoveries import Way
 from tests.gateway.mesh import Mesh, stub_mesh
 
 BOUND_S = 60.0
-TOKENS = 60
+TOKENS = 40
 TEXT = "h" * TOKENS
 
 
@@ -30,8 +32,6 @@ async def mesh(text, request) -> Any:
             select = selector._select
 
             async def stale(*arguments):
-                from dataclasses import replace
-
                 route = await select(*arguments)
                 return replace(route, grant=replace(route.grant, fresh_until=0.0))
 
@@ -82,7 +82,7 @@ async def test_sessions_run_with_grants_and_no_others(mesh):
     with pytest.raises(Exception, match="X-Meshnet-Grant is missing"):
         await pipeline.step([1, 2], Want("logits"))
     await pipeline.close()
-    assert found == {"GRANT_MISSING": 1}
+    assert set(found) == {"GRANT_MISSING"}
     assert await mesh.ask(max_tokens=5) == "hhhhh"
 
 
@@ -126,8 +126,6 @@ class _NoJournal:
         pass
 
     def read(self, position: int) -> Any:
-        from meshnet.errors import Code, MeshError
-
         raise MeshError(Code.ABORTED, "the journal of this session is lost", reason="JOURNAL_LOST")
 
     def close(self) -> None:
