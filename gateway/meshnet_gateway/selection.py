@@ -151,7 +151,9 @@ class RouteSelector:
         while True:
             for avoided in (failed, {}):
                 try:
-                    route = await self._select(model, session, max_tokens, avoided, healthy, borders)
+                    route = await self._select(
+                        model, session, max_tokens, avoided, healthy, borders
+                    )
                 except MeshError as error:
                     reason = error
                 else:
