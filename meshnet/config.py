@@ -21,6 +21,7 @@ class Config:
         chunk_tokens: MESHNET_CHUNK_TOKENS, token positions of a prompt per chunk.
         control_url: MESHNET_CONTROL, where the control plane is; several replicas with commas.
         gateway_url: MESHNET_GATEWAY, where clients find the OpenAI endpoint.
+        join: MESHNET_JOIN, a join token as ``--join`` takes it.
         api_key: MESHNET_API_KEY, what clients of this process show a gateway.
         api_keys: MESHNET_API_KEYS, the store of the keys that a gateway accepts.
         cache_dir: MESHNET_CACHE_DIR, else ``meshnet`` in the user's cache directory.
@@ -33,6 +34,7 @@ class Config:
     chunk_tokens: int
     control_url: str
     gateway_url: str
+    join: str | None = field(repr=False)
     api_key: str | None = field(repr=False)
     api_keys: str | None
     cache_dir: Path
@@ -59,6 +61,7 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         chunk_tokens=_positive(env, "MESHNET_CHUNK_TOKENS", 128),
         control_url=env.get("MESHNET_CONTROL", "grpc://127.0.0.1:7071"),
         gateway_url=env.get("MESHNET_GATEWAY", "http://127.0.0.1:8080"),
+        join=env.get("MESHNET_JOIN") or None,
         api_key=env.get("MESHNET_API_KEY") or None,
         api_keys=env.get("MESHNET_API_KEYS") or None,
         cache_dir=_user_dir(env, "MESHNET_CACHE_DIR", "XDG_CACHE_HOME", ".cache"),

@@ -20,7 +20,10 @@ from meshnet.private_files import make_private_dir, read_private, write_private
 from meshnet.tls import TlsFiles
 from meshnet.topology import LayerRange
 
-__all__ = ["Membership", "MembershipFolder"]
+__all__ = ["OPERATOR_FOLDER", "Membership", "MembershipFolder"]
+
+OPERATOR_FOLDER: Final = "operator"
+"""Where `meshnet login` keeps an operator's credentials, in the user's state directory."""
 
 _MAX_BYTES: Final = 1 << 20
 

@@ -115,7 +115,11 @@ class Gateway:
             self._control_server = ControlServer(self.settings.control)
             http, grpc = await self._control_server.start()
             self.control_http, self.control_grpc = f"http://{http}", f"grpc://{grpc}"
-        self._control = ControlClient(self.control_grpc)
+        tls = self.settings.tls
+        self._control = ControlClient(
+            self.control_grpc,
+            credentials=tls if tls is not None and tls.identity is not None else None,
+        )
         lost, draining = LostNodes(), DrainingNodes()
         self._watch = NodeWatch(self._control, lost, draining)
         self._watch.start()

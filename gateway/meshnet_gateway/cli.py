@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from meshnet import config
+from meshnet.cli.join import Join, default_name, join_mesh
 from meshnet.cli.output import Json, errors
 from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.control.app import ControlSettings
 from meshnet.errors import ConfigError
+from meshnet.identity import Role
 from meshnet.model_hub import resolve_tokenizer
 from meshnet.operations import RebuildMode
 from meshnet_gateway.app import Gateway, GatewaySettings
@@ -33,6 +35,13 @@ def gateway(
     listen: Annotated[str, typer.Option(help="HOST:PORT of the OpenAI endpoint.")] = (
         "127.0.0.1:8080"
     ),
+    join: Join = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="With --join, the gateway's name.", show_default="from host name and port"
+        ),
+    ] = None,
     control: Annotated[
         str | None,
         typer.Option(help="Control plane; without one, the gateway runs it inside."),
@@ -102,6 +111,11 @@ def gateway(
     host, port = split_address(listen, "--listen", 8080)
     http_host, http_port = split_address(control_listen, "--control-listen", 7070)
     grpc_host, grpc_port = split_address(control_grpc_listen, "--control-grpc-listen", 7071)
+    tls = tls_credentials(tls_cert, tls_key, tls_ca)
+    member = name or default_name("gateway", port)
+    enrolled = join_mesh(join, Role.GATEWAY, member, settings, has_tls=tls is not None)
+    if enrolled is not None:
+        tls, control = enrolled.credentials, control or enrolled.membership.control_url
     texts = dict(_load_text(source, settings) for source in model)
     if len(texts) < len(model):
         raise ConfigError("--model: two of them have the same name in the mesh", field="--model")
@@ -119,7 +133,7 @@ def gateway(
         ),
         region=region,
         api_keys=api_keys or settings.api_keys,
-        tls=tls_credentials(tls_cert, tls_key, tls_ca),
+        tls=tls,
         recovery=RecoverySettings(mode=recovery, spare_wait_s=spare_wait),
         pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens, window=window),
     )
@@ -128,6 +142,8 @@ def gateway(
     async def service() -> AsyncIterator[None]:
         served = Gateway(gateway_settings, texts, settings.compression)
         try:
+            if enrolled is not None:
+                enrolled.start()
             address = await served.start()
             announce(
                 "listening",
@@ -142,6 +158,8 @@ def gateway(
             yield
         finally:
             await served.close()
+            if enrolled is not None:
+                await enrolled.close()
 
     serve(service, exit_with_parent=exit_with_parent)
 

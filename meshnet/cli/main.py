@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 from meshnet import __version__, config
-from meshnet.cli import chat, control, demo, key, models, nodes, route, status, up
+from meshnet.cli import (
+    chat,
+    control,
+    demo,
+    key,
+    login,
+    member,
+    models,
+    nodes,
+    route,
+    status,
+    token,
+    up,
+)
 from meshnet.cli.output import errors
 from meshnet.errors import ConfigError, MeshError
 
@@ -65,6 +78,9 @@ def _add_commands() -> None:
     app.command()(models.models)
     app.command()(status.status)
     app.add_typer(nodes.app, name="nodes")
+    app.add_typer(token.app, name="token")
+    app.add_typer(member.app, name="member")
+    app.command()(login.login)
     app.add_typer(key.app, name="key")
     for entry in sorted(entry_points(group="meshnet.commands"), key=lambda entry: entry.name):
         command = entry.load()

@@ -7,11 +7,12 @@ from contextlib import aclosing
 from typing import Any, Self
 
 from meshnet.control.calls import Calls, ClientSettings
-from meshnet.control.stubs import node_stub, reference_stub, route_stub
+from meshnet.control.stubs import enrollment_stub, node_stub, reference_stub, route_stub
 from meshnet.control.validate import endpoint_address, endpoint_is_tls, node_id_of
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 from meshnet.topology import Hop, LayerRange, Route
+from meshnet.v1 import enrollment_service_pb2 as enroll_pb
 from meshnet.v1 import node_service_pb2 as node_pb
 from meshnet.v1 import reference_service_pb2 as reference_pb
 from meshnet.v1 import route_service_pb2 as route_pb
@@ -293,8 +294,53 @@ class ControlClient:
     async def _references(self, method: str, request: object) -> Any:
         return await self._calls.call(lambda c: getattr(reference_stub(c), method), request, None)
 
+    async def create_join_token(
+        self, wanted: enroll_pb.JoinToken
+    ) -> enroll_pb.CreateJoinTokenResponse:
+        """Create a join token; only this answer has its secret."""
+        request = enroll_pb.CreateJoinTokenRequest(join_token=wanted)
+        response: enroll_pb.CreateJoinTokenResponse = await self._enrollment(
+            "CreateJoinToken", request
+        )
+        return response
+
+    async def list_join_tokens(self) -> list[enroll_pb.JoinToken]:
+        """Give all join tokens, page by page."""
+        request = enroll_pb.ListJoinTokensRequest(page_size=_PAGE_SIZE)
+        tokens: list[enroll_pb.JoinToken] = []
+        while True:
+            response = await self._enrollment("ListJoinTokens", request)
+            tokens += response.join_tokens
+            if not response.next_page_token:
+                return tokens
+            request.page_token = response.next_page_token
+
+    async def delete_join_token(self, public: str) -> None:
+        """Delete a join token by its public part."""
+        request = enroll_pb.DeleteJoinTokenRequest(name=f"joinTokens/{public}")
+        await self._enrollment("DeleteJoinToken", request)
+
+    async def list_members(self) -> list[enroll_pb.Member]:
+        """Give all who have joined, page by page."""
+        request = enroll_pb.ListMembersRequest(page_size=_PAGE_SIZE)
+        members: list[enroll_pb.Member] = []
+        while True:
+            response = await self._enrollment("ListMembers", request)
+            members += response.members
+            if not response.next_page_token:
+                return members
+            request.page_token = response.next_page_token
+
+    async def delete_member(self, member: str) -> None:
+        """Remove a member, ``ROLE.NAME``."""
+        request = enroll_pb.DeleteMemberRequest(name=f"members/{member}")
+        await self._enrollment("DeleteMember", request)
+
     async def _nodes(self, method: str, request: object, timeout_s: float | None = None) -> Any:
         return await self._calls.call(lambda c: getattr(node_stub(c), method), request, timeout_s)
+
+    async def _enrollment(self, method: str, request: object) -> Any:
+        return await self._calls.call(lambda c: getattr(enrollment_stub(c), method), request, None)
 
     async def _routes(self, method: str, request: object) -> Any:
         return await self._calls.call(lambda c: getattr(route_stub(c), method), request, None)

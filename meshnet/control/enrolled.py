@@ -8,6 +8,7 @@ from collections.abc import Callable
 from meshnet.control.joining import join, renew
 from meshnet.control.renewal import Due, Renewal
 from meshnet.credentials import Credentials
+from meshnet.identity import Role
 from meshnet.join import JoinText
 from meshnet.membership import Membership, MembershipFolder
 
@@ -49,14 +50,22 @@ class Enrolled:
         )
 
     @classmethod
-    async def enroll(cls, token: JoinText, name: str, folder: MembershipFolder) -> Enrolled:
+    async def enroll(
+        cls, token: JoinText, name: str, folder: MembershipFolder, role: Role | None = None
+    ) -> Enrolled:
         """Join, or go on with what an earlier process of the same name and token was given.
+
+        Args:
+            token: from an operator.
+            name: wished.
+            folder: keeps what joining gives.
+            role: that the token is to be for; None for any.
 
         Raises:
             MeshError: as `join`.
             ConfigError: a file of the folder cannot be used, naming it.
         """
-        return cls(token, name, folder, await join(token, name, folder))
+        return cls(token, name, folder, await join(token, name, folder, role))
 
     def start(self) -> None:
         """Begin to renew the certificate at half of its life."""

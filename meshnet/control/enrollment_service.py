@@ -76,7 +76,7 @@ class EnrollmentService:
         enrolment = self._known()
         check_required(request)
         token = await self._tokens.check(request.join_token)
-        identity = _admitted(token, request.member_name)
+        identity = _admitted(token, request.member_name, request.role)
         key = key_of(request.csr_pem)
         for _ in range(_TRIES):
             issued = enrolment.authority.issue(identity, key)
@@ -243,14 +243,21 @@ class EnrollmentService:
         return Member(identity, hashed, token.public, now_s, now_s, revision)
 
 
-def _admitted(token: JoinToken, name: str) -> Identity:
+def _admitted(token: JoinToken, name: str, expected: pb.Role) -> Identity:
     """Give who would join.
 
     Raises:
         MeshError: INVALID_ARGUMENT, the name cannot be one of this role; PERMISSION_DENIED
-            (NAME_NOT_ADMITTED), the token is for others.
+            (NAME_NOT_ADMITTED, ROLE_NOT_ADMITTED), the token is for others.
     """
     role = token.spec.role
+    if expected not in (pb.ROLE_UNSPECIFIED, ROLE_NUMBERS[role]):
+        raise MeshError(
+            Code.PERMISSION_DENIED,
+            f"join token {token.public} is for the role {role.value}",
+            field="role",
+            reason="ROLE_NOT_ADMITTED",
+        )
     if role is Role.NODE:
         check_node_id(name, "member_name")
     identity = identity_named(role.value, name, "member_name")

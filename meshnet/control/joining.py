@@ -22,9 +22,10 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2  # type: ignore[import-untyped]
 
 from meshnet.certificates import make_csr, pem_of, spki_sha256
+from meshnet.control.enrollment_shape import ROLE_NUMBERS
 from meshnet.control.status import from_status
 from meshnet.errors import Code, MeshError
-from meshnet.identity import CONTROL_DNS_NAME
+from meshnet.identity import CONTROL_DNS_NAME, Role
 from meshnet.join import JoinText
 from meshnet.membership import Membership, MembershipFolder
 from meshnet.tls import client_context
@@ -50,6 +51,7 @@ async def join(
     token: JoinText,
     name: str,
     folder: MembershipFolder,
+    role: Role | None = None,
     *,
     wall_clock: Callable[[], float] = time.time,
 ) -> Membership:
@@ -59,6 +61,7 @@ async def join(
         token: from an operator.
         name: wished; of a node its id.
         folder: keeps what joining gives.
+        role: that the token is to be for; None for any.
         wall_clock: seconds since 1970.
 
     Raises:
@@ -71,7 +74,10 @@ async def join(
     if before is not None and folder.expire_s() > wall_clock() + _ENDS_SOON_S:
         return before
     request = pb.EnrollRequest(
-        join_token=token.credential, member_name=name, csr_pem=make_csr(folder.key())
+        join_token=token.credential,
+        member_name=name,
+        csr_pem=make_csr(folder.key()),
+        role=pb.ROLE_UNSPECIFIED if role is None else ROLE_NUMBERS[role],
     )
     problem: MeshError | None = None
     for address in token.addresses:

@@ -30,7 +30,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from meshnet.v1 import types_pb2 as meshnet_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#meshnet/v1/enrollment_service.proto\x12\nmeshnet.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16meshnet/v1/types.proto\"\xb1\x03\n\tJoinToken\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08R\x04name\x12*\n\x04role\x18\x02 \x01(\x0e\x32\x10.meshnet.v1.RoleB\x04\xe2\x41\x01\x02R\x04role\x12!\n\x0cname_pattern\x18\x03 \x01(\tR\x0bnamePattern\x12\x19\n\x08max_uses\x18\x04 \x01(\rR\x07maxUses\x12\x18\n\x04used\x18\x05 \x01(\rB\x04\xe2\x41\x01\x03R\x04used\x12\x31\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x04R\x03ttl\x12\x41\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\nexpireTime\x12\x14\n\x05model\x18\x08 \x01(\tR\x05model\x12.\n\x06layers\x18\t \x01(\x0b\x32\x16.meshnet.v1.LayerRangeR\x06layers:J\xea\x41G\n\x15meshnet.dev/JoinToken\x12\x17joinTokens/{join_token}*\njoinTokens2\tjoinToken\"\xda\x02\n\x06Member\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08R\x04name\x12*\n\x04role\x18\x02 \x01(\x0e\x32\x10.meshnet.v1.RoleB\x04\xe2\x41\x01\x03R\x04role\x12#\n\nkey_sha256\x18\x03 \x01(\tB\x04\xe2\x41\x01\x03R\tkeySha256\x12#\n\njoin_token\x18\x04 \x01(\tB\x04\xe2\x41\x01\x03R\tjoinToken\x12\x41\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\ncreateTime\x12\x41\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\nexpireTime::\xea\x41\x37\n\x12meshnet.dev/Member\x12\x10members/{member}*\x07members2\x06member\"z\n\rEnrollRequest\x12#\n\njoin_token\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\tjoinToken\x12%\n\x0bmember_name\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02R\nmemberName\x12\x1d\n\x07\x63sr_pem\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02R\x06\x63srPem\"\xbc\x02\n\x0e\x45nrollResponse\x12\x32\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\tR\x13\x63\x65rtificateChainPem\x12(\n\x10trust_bundle_pem\x18\x02 \x01(\tR\x0etrustBundlePem\x12\x39\n\nrenew_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\trenewTime\x12$\n\x04role\x18\x04 \x01(\x0e\x32\x10.meshnet.v1.RoleR\x04role\x12\x14\n\x05model\x18\x05 \x01(\tR\x05model\x12.\n\x06layers\x18\x06 \x01(\x0b\x32\x16.meshnet.v1.LayerRangeR\x06layers\x12%\n\x0egrpc_addresses\x18\x07 \x03(\tR\rgrpcAddresses\"8\n\x17RenewCertificateRequest\x12\x1d\n\x07\x63sr_pem\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x06\x63srPem\"\xb3\x01\n\x18RenewCertificateResponse\x12\x32\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\tR\x13\x63\x65rtificateChainPem\x12(\n\x10trust_bundle_pem\x18\x02 \x01(\tR\x0etrustBundlePem\x12\x39\n\nrenew_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\trenewTime\"\x17\n\x15GetTrustBundleRequest\"B\n\x16GetTrustBundleResponse\x12(\n\x10trust_bundle_pem\x18\x01 \x01(\tR\x0etrustBundlePem\"T\n\x16\x43reateJoinTokenRequest\x12:\n\njoin_token\x18\x01 \x01(\x0b\x32\x15.meshnet.v1.JoinTokenB\x04\xe2\x41\x01\x02R\tjoinToken\"\xb2\x01\n\x17\x43reateJoinTokenResponse\x12\x34\n\njoin_token\x18\x01 \x01(\x0b\x32\x15.meshnet.v1.JoinTokenR\tjoinToken\x12\x14\n\x05token\x18\x02 \x01(\tR\x05token\x12$\n\x0e\x63\x61_spki_sha256\x18\x03 \x01(\tR\x0c\x63\x61SpkiSha256\x12%\n\x0ehttp_addresses\x18\x04 \x03(\tR\rhttpAddresses\"S\n\x15ListJoinTokensRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"x\n\x16ListJoinTokensResponse\x12\x36\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.JoinTokenR\njoinTokens\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"2\n\x16\x44\x65leteJoinTokenRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\"\x19\n\x17\x44\x65leteJoinTokenResponse\"P\n\x12ListMembersRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"k\n\x13ListMembersResponse\x12,\n\x07members\x18\x01 \x03(\x0b\x32\x12.meshnet.v1.MemberR\x07members\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"/\n\x13\x44\x65leteMemberRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\"\x16\n\x14\x44\x65leteMemberResponse*n\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_NODE\x10\x01\x12\x10\n\x0cROLE_GATEWAY\x10\x02\x12\r\n\tROLE_READ\x10\x03\x12\x10\n\x0cROLE_OPERATE\x10\x04\x12\x0e\n\nROLE_ADMIN\x10\x05\x32\xb2\x07\n\x11\x45nrollmentService\x12^\n\x06\x45nroll\x12\x19.meshnet.v1.EnrollRequest\x1a\x1a.meshnet.v1.EnrollResponse\"\x1d\x82\xd3\xe4\x93\x02\x17\"\x12/v1/members:enroll:\x01*\x12\x86\x01\n\x10RenewCertificate\x12#.meshnet.v1.RenewCertificateRequest\x1a$.meshnet.v1.RenewCertificateResponse\"\'\x82\xd3\xe4\x93\x02!\"\x1c/v1/members:renewCertificate:\x01*\x12p\n\x0eGetTrustBundle\x12!.meshnet.v1.GetTrustBundleRequest\x1a\".meshnet.v1.GetTrustBundleResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/v1/trustBundle\x12~\n\x0f\x43reateJoinToken\x12\".meshnet.v1.CreateJoinTokenRequest\x1a#.meshnet.v1.CreateJoinTokenResponse\"\"\x82\xd3\xe4\x93\x02\x1c\"\x0e/v1/joinTokens:\njoin_token\x12o\n\x0eListJoinTokens\x12!.meshnet.v1.ListJoinTokensRequest\x1a\".meshnet.v1.ListJoinTokensResponse\"\x16\x82\xd3\xe4\x93\x02\x10\x12\x0e/v1/joinTokens\x12{\n\x0f\x44\x65leteJoinToken\x12\".meshnet.v1.DeleteJoinTokenRequest\x1a#.meshnet.v1.DeleteJoinTokenResponse\"\x1f\x82\xd3\xe4\x93\x02\x19*\x17/v1/{name=joinTokens/*}\x12\x63\n\x0bListMembers\x12\x1e.meshnet.v1.ListMembersRequest\x1a\x1f.meshnet.v1.ListMembersResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\x0b/v1/members\x12o\n\x0c\x44\x65leteMember\x12\x1f.meshnet.v1.DeleteMemberRequest\x1a .meshnet.v1.DeleteMemberResponse\"\x1c\x82\xd3\xe4\x93\x02\x16*\x14/v1/{name=members/*}b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#meshnet/v1/enrollment_service.proto\x12\nmeshnet.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16meshnet/v1/types.proto\"\xb1\x03\n\tJoinToken\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08R\x04name\x12*\n\x04role\x18\x02 \x01(\x0e\x32\x10.meshnet.v1.RoleB\x04\xe2\x41\x01\x02R\x04role\x12!\n\x0cname_pattern\x18\x03 \x01(\tR\x0bnamePattern\x12\x19\n\x08max_uses\x18\x04 \x01(\rR\x07maxUses\x12\x18\n\x04used\x18\x05 \x01(\rB\x04\xe2\x41\x01\x03R\x04used\x12\x31\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x04R\x03ttl\x12\x41\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\nexpireTime\x12\x14\n\x05model\x18\x08 \x01(\tR\x05model\x12.\n\x06layers\x18\t \x01(\x0b\x32\x16.meshnet.v1.LayerRangeR\x06layers:J\xea\x41G\n\x15meshnet.dev/JoinToken\x12\x17joinTokens/{join_token}*\njoinTokens2\tjoinToken\"\xda\x02\n\x06Member\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08R\x04name\x12*\n\x04role\x18\x02 \x01(\x0e\x32\x10.meshnet.v1.RoleB\x04\xe2\x41\x01\x03R\x04role\x12#\n\nkey_sha256\x18\x03 \x01(\tB\x04\xe2\x41\x01\x03R\tkeySha256\x12#\n\njoin_token\x18\x04 \x01(\tB\x04\xe2\x41\x01\x03R\tjoinToken\x12\x41\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\ncreateTime\x12\x41\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03R\nexpireTime::\xea\x41\x37\n\x12meshnet.dev/Member\x12\x10members/{member}*\x07members2\x06member\"\xa0\x01\n\rEnrollRequest\x12#\n\njoin_token\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\tjoinToken\x12%\n\x0bmember_name\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02R\nmemberName\x12\x1d\n\x07\x63sr_pem\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02R\x06\x63srPem\x12$\n\x04role\x18\x04 \x01(\x0e\x32\x10.meshnet.v1.RoleR\x04role\"\xbc\x02\n\x0e\x45nrollResponse\x12\x32\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\tR\x13\x63\x65rtificateChainPem\x12(\n\x10trust_bundle_pem\x18\x02 \x01(\tR\x0etrustBundlePem\x12\x39\n\nrenew_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\trenewTime\x12$\n\x04role\x18\x04 \x01(\x0e\x32\x10.meshnet.v1.RoleR\x04role\x12\x14\n\x05model\x18\x05 \x01(\tR\x05model\x12.\n\x06layers\x18\x06 \x01(\x0b\x32\x16.meshnet.v1.LayerRangeR\x06layers\x12%\n\x0egrpc_addresses\x18\x07 \x03(\tR\rgrpcAddresses\"8\n\x17RenewCertificateRequest\x12\x1d\n\x07\x63sr_pem\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x06\x63srPem\"\xb3\x01\n\x18RenewCertificateResponse\x12\x32\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\tR\x13\x63\x65rtificateChainPem\x12(\n\x10trust_bundle_pem\x18\x02 \x01(\tR\x0etrustBundlePem\x12\x39\n\nrenew_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\trenewTime\"\x17\n\x15GetTrustBundleRequest\"B\n\x16GetTrustBundleResponse\x12(\n\x10trust_bundle_pem\x18\x01 \x01(\tR\x0etrustBundlePem\"T\n\x16\x43reateJoinTokenRequest\x12:\n\njoin_token\x18\x01 \x01(\x0b\x32\x15.meshnet.v1.JoinTokenB\x04\xe2\x41\x01\x02R\tjoinToken\"\xb2\x01\n\x17\x43reateJoinTokenResponse\x12\x34\n\njoin_token\x18\x01 \x01(\x0b\x32\x15.meshnet.v1.JoinTokenR\tjoinToken\x12\x14\n\x05token\x18\x02 \x01(\tR\x05token\x12$\n\x0e\x63\x61_spki_sha256\x18\x03 \x01(\tR\x0c\x63\x61SpkiSha256\x12%\n\x0ehttp_addresses\x18\x04 \x03(\tR\rhttpAddresses\"S\n\x15ListJoinTokensRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"x\n\x16ListJoinTokensResponse\x12\x36\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.JoinTokenR\njoinTokens\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"2\n\x16\x44\x65leteJoinTokenRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\"\x19\n\x17\x44\x65leteJoinTokenResponse\"P\n\x12ListMembersRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"k\n\x13ListMembersResponse\x12,\n\x07members\x18\x01 \x03(\x0b\x32\x12.meshnet.v1.MemberR\x07members\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"/\n\x13\x44\x65leteMemberRequest\x12\x18\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02R\x04name\"\x16\n\x14\x44\x65leteMemberResponse*n\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_NODE\x10\x01\x12\x10\n\x0cROLE_GATEWAY\x10\x02\x12\r\n\tROLE_READ\x10\x03\x12\x10\n\x0cROLE_OPERATE\x10\x04\x12\x0e\n\nROLE_ADMIN\x10\x05\x32\xb2\x07\n\x11\x45nrollmentService\x12^\n\x06\x45nroll\x12\x19.meshnet.v1.EnrollRequest\x1a\x1a.meshnet.v1.EnrollResponse\"\x1d\x82\xd3\xe4\x93\x02\x17\"\x12/v1/members:enroll:\x01*\x12\x86\x01\n\x10RenewCertificate\x12#.meshnet.v1.RenewCertificateRequest\x1a$.meshnet.v1.RenewCertificateResponse\"\'\x82\xd3\xe4\x93\x02!\"\x1c/v1/members:renewCertificate:\x01*\x12p\n\x0eGetTrustBundle\x12!.meshnet.v1.GetTrustBundleRequest\x1a\".meshnet.v1.GetTrustBundleResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/v1/trustBundle\x12~\n\x0f\x43reateJoinToken\x12\".meshnet.v1.CreateJoinTokenRequest\x1a#.meshnet.v1.CreateJoinTokenResponse\"\"\x82\xd3\xe4\x93\x02\x1c\"\x0e/v1/joinTokens:\njoin_token\x12o\n\x0eListJoinTokens\x12!.meshnet.v1.ListJoinTokensRequest\x1a\".meshnet.v1.ListJoinTokensResponse\"\x16\x82\xd3\xe4\x93\x02\x10\x12\x0e/v1/joinTokens\x12{\n\x0f\x44\x65leteJoinToken\x12\".meshnet.v1.DeleteJoinTokenRequest\x1a#.meshnet.v1.DeleteJoinTokenResponse\"\x1f\x82\xd3\xe4\x93\x02\x19*\x17/v1/{name=joinTokens/*}\x12\x63\n\x0bListMembers\x12\x1e.meshnet.v1.ListMembersRequest\x1a\x1f.meshnet.v1.ListMembersResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\x0b/v1/members\x12o\n\x0c\x44\x65leteMember\x12\x1f.meshnet.v1.DeleteMemberRequest\x1a .meshnet.v1.DeleteMemberResponse\"\x1c\x82\xd3\xe4\x93\x02\x16*\x14/v1/{name=members/*}b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -93,44 +93,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENROLLMENTSERVICE'].methods_by_name['ListMembers']._serialized_options = b'\202\323\344\223\002\r\022\013/v1/members'
   _globals['_ENROLLMENTSERVICE'].methods_by_name['DeleteMember']._loaded_options = None
   _globals['_ENROLLMENTSERVICE'].methods_by_name['DeleteMember']._serialized_options = b'\202\323\344\223\002\026*\024/v1/{name=members/*}'
-  _globals['_ROLE']._serialized_start=2608
-  _globals['_ROLE']._serialized_end=2718
+  _globals['_ROLE']._serialized_start=2647
+  _globals['_ROLE']._serialized_end=2757
   _globals['_JOINTOKEN']._serialized_start=231
   _globals['_JOINTOKEN']._serialized_end=664
   _globals['_MEMBER']._serialized_start=667
   _globals['_MEMBER']._serialized_end=1013
-  _globals['_ENROLLREQUEST']._serialized_start=1015
-  _globals['_ENROLLREQUEST']._serialized_end=1137
-  _globals['_ENROLLRESPONSE']._serialized_start=1140
-  _globals['_ENROLLRESPONSE']._serialized_end=1456
-  _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=1458
-  _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=1514
-  _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=1517
-  _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=1696
-  _globals['_GETTRUSTBUNDLEREQUEST']._serialized_start=1698
-  _globals['_GETTRUSTBUNDLEREQUEST']._serialized_end=1721
-  _globals['_GETTRUSTBUNDLERESPONSE']._serialized_start=1723
-  _globals['_GETTRUSTBUNDLERESPONSE']._serialized_end=1789
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=1791
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=1875
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=1878
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=2056
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=2058
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=2141
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=2143
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=2263
-  _globals['_DELETEJOINTOKENREQUEST']._serialized_start=2265
-  _globals['_DELETEJOINTOKENREQUEST']._serialized_end=2315
-  _globals['_DELETEJOINTOKENRESPONSE']._serialized_start=2317
-  _globals['_DELETEJOINTOKENRESPONSE']._serialized_end=2342
-  _globals['_LISTMEMBERSREQUEST']._serialized_start=2344
-  _globals['_LISTMEMBERSREQUEST']._serialized_end=2424
-  _globals['_LISTMEMBERSRESPONSE']._serialized_start=2426
-  _globals['_LISTMEMBERSRESPONSE']._serialized_end=2533
-  _globals['_DELETEMEMBERREQUEST']._serialized_start=2535
-  _globals['_DELETEMEMBERREQUEST']._serialized_end=2582
-  _globals['_DELETEMEMBERRESPONSE']._serialized_start=2584
-  _globals['_DELETEMEMBERRESPONSE']._serialized_end=2606
-  _globals['_ENROLLMENTSERVICE']._serialized_start=2721
-  _globals['_ENROLLMENTSERVICE']._serialized_end=3667
+  _globals['_ENROLLREQUEST']._serialized_start=1016
+  _globals['_ENROLLREQUEST']._serialized_end=1176
+  _globals['_ENROLLRESPONSE']._serialized_start=1179
+  _globals['_ENROLLRESPONSE']._serialized_end=1495
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=1497
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=1553
+  _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=1556
+  _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=1735
+  _globals['_GETTRUSTBUNDLEREQUEST']._serialized_start=1737
+  _globals['_GETTRUSTBUNDLEREQUEST']._serialized_end=1760
+  _globals['_GETTRUSTBUNDLERESPONSE']._serialized_start=1762
+  _globals['_GETTRUSTBUNDLERESPONSE']._serialized_end=1828
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=1830
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=1914
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=1917
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=2095
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=2097
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=2180
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=2182
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=2302
+  _globals['_DELETEJOINTOKENREQUEST']._serialized_start=2304
+  _globals['_DELETEJOINTOKENREQUEST']._serialized_end=2354
+  _globals['_DELETEJOINTOKENRESPONSE']._serialized_start=2356
+  _globals['_DELETEJOINTOKENRESPONSE']._serialized_end=2381
+  _globals['_LISTMEMBERSREQUEST']._serialized_start=2383
+  _globals['_LISTMEMBERSREQUEST']._serialized_end=2463
+  _globals['_LISTMEMBERSRESPONSE']._serialized_start=2465
+  _globals['_LISTMEMBERSRESPONSE']._serialized_end=2572
+  _globals['_DELETEMEMBERREQUEST']._serialized_start=2574
+  _globals['_DELETEMEMBERREQUEST']._serialized_end=2621
+  _globals['_DELETEMEMBERRESPONSE']._serialized_start=2623
+  _globals['_DELETEMEMBERRESPONSE']._serialized_end=2645
+  _globals['_ENROLLMENTSERVICE']._serialized_start=2760
+  _globals['_ENROLLMENTSERVICE']._serialized_end=3706
 # @@protoc_insertion_point(module_scope)

@@ -69,14 +69,16 @@ class Member(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., key_sha256: _Optional[str] = ..., join_token: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class EnrollRequest(_message.Message):
-    __slots__ = ("join_token", "member_name", "csr_pem")
+    __slots__ = ("join_token", "member_name", "csr_pem", "role")
     JOIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MEMBER_NAME_FIELD_NUMBER: _ClassVar[int]
     CSR_PEM_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     join_token: str
     member_name: str
     csr_pem: str
-    def __init__(self, join_token: _Optional[str] = ..., member_name: _Optional[str] = ..., csr_pem: _Optional[str] = ...) -> None: ...
+    role: Role
+    def __init__(self, join_token: _Optional[str] = ..., member_name: _Optional[str] = ..., csr_pem: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class EnrollResponse(_message.Message):
     __slots__ = ("certificate_chain_pem", "trust_bundle_pem", "renew_time", "role", "model", "layers", "grpc_addresses")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,10 +12,12 @@ from typing import Annotated, TypeVar
 import typer
 
 from meshnet import config
+from meshnet.cli.join import Join, default_name, join_mesh
 from meshnet.cli.output import Json, errors
 from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.errors import ConfigError
+from meshnet.identity import Role
 from meshnet.topology import LayerRange, NodeId, parse_layers, parse_node_id
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.backend import ShardBackend, ShardSpec
@@ -29,6 +30,8 @@ from meshnet_node.stub import StubBackend
 __all__ = ["node"]
 
 _T = TypeVar("_T")
+_DEFAULT_LISTEN = {False: "127.0.0.1:7080", True: "0.0.0.0:7080"}
+"""Where to listen: a node that joins a mesh is there for others, whom it knows."""
 
 
 class BackendName(StrEnum):
@@ -47,11 +50,21 @@ class DtypeName(StrEnum):
 
 
 def node(
-    layers: Annotated[str, typer.Option(help="Layers to serve, half-open: START:END, as 0:10.")],
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers to serve, half-open: START:END, as 0:10.",
+            show_default="those of the join token",
+        ),
+    ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Model directory, or a hub name ORG/NAME[@REVISION]."),
+        typer.Option(
+            help="Model directory, or a hub name ORG/NAME[@REVISION].",
+            show_default="that of the join token",
+        ),
     ] = None,
+    join: Join = None,
     backend: Annotated[BackendName, typer.Option(help="What computes.")] = BackendName.TRANSFORMERS,
     control: Annotated[
         str | None,
@@ -59,9 +72,13 @@ def node(
             help="Control plane to register at, all replicas with commas; without, it runs alone."
         ),
     ] = None,
-    listen: Annotated[str, typer.Option(help="HOST:PORT of the activation plane.")] = (
-        "127.0.0.1:7080"
-    ),
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of the activation plane.",
+            show_default="127.0.0.1:7080; with --join 0.0.0.0:7080",
+        ),
+    ] = None,
     advertise: Annotated[
         str | None, typer.Option(help="HOST:PORT that other nodes reach this one at.")
     ] = None,
@@ -134,13 +151,29 @@ def node(
     Examples:
       meshnet node --model ./smollm2 --layers 0:10 --control grpc://127.0.0.1:7071
 
+      meshnet node --join TOKEN
+
       meshnet node --backend stub --hidden-size 8 --layers 0:1
     """
     settings = config.load()
     tls = tls_credentials(tls_cert, tls_key, tls_ca, serves=True)
-    shard_layers = _parse(parse_layers, layers, "--layers")
-    host, port = split_address(listen, "--listen", 7080)
-    identity = _parse(parse_node_id, node_id, "--id") if node_id else _default_id(port)
+    joins = join is not None or settings.join is not None
+    host, port = split_address(listen or _DEFAULT_LISTEN[joins], "--listen", 7080)
+    identity = (
+        _parse(parse_node_id, node_id, "--id") if node_id else NodeId(default_name("node", port))
+    )
+    enrolled = join_mesh(join, Role.NODE, identity, settings, has_tls=tls is not None)
+    given: LayerRange | None = None
+    if enrolled is not None:
+        tls, membership = enrolled.credentials, enrolled.membership
+        control, model = control or membership.control_url, model or membership.model or None
+        given = membership.layers
+    shard_layers = _parse(parse_layers, layers, "--layers") if layers is not None else given
+    if shard_layers is None:
+        raise ConfigError(
+            "--layers is missing; expected START:END, as 0:10, or a join token with layers",
+            field="--layers",
+        )
     open_backend: Callable[[], ShardBackend]
     if backend is BackendName.STUB:
         # In a mesh a route must end in logits; alone, every chunk just passes through.
@@ -170,6 +203,8 @@ def node(
     async def service() -> AsyncIterator[None]:
         served = Node(node_settings, open_backend, settings.compression)
         try:
+            if enrolled is not None:
+                enrolled.start()
             address = await served.listen()
             announce(
                 "listening",
@@ -204,6 +239,8 @@ def node(
                     await heartbeat.close()
         finally:
             await served.close()
+            if enrolled is not None:
+                await enrolled.close()
 
     serve(service, exit_with_parent=exit_with_parent)
 
@@ -271,12 +308,6 @@ def _parse(parse: Callable[[str], _T], text: str, flag: str) -> _T:
         return parse(text)
     except ValueError as error:
         raise ConfigError(f"{flag}: {error}", field=flag) from None
-
-
-def _default_id(port: int) -> NodeId:
-    """Make an id of host name and port, so that several nodes of a machine differ."""
-    host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-")
-    return NodeId(f"node-{host}-{port}"[:63])
 
 
 def _public_address(address: str, control: str) -> str:

@@ -81,7 +81,10 @@ class Heartbeat:
         node: Node,
         bandwidths: Bandwidths = dict,
     ) -> None:
-        self._client = ControlClient(control_url)
+        tls = registration.tls
+        self._client = ControlClient(
+            control_url, credentials=tls if tls is not None and tls.identity is not None else None
+        )
         self._registration = registration
         self._node = node
         self._neighbours = Neighbours(
