@@ -18,7 +18,7 @@ from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.errors import ConfigError
 from meshnet.identity import Role
-from meshnet.topology import LayerRange, NodeId, parse_layers, parse_node_id
+from meshnet.topology import LayerRange, parse_layers, parse_node_id
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.heartbeat import Heartbeat, Registration
@@ -159,9 +159,7 @@ def node(
     tls = tls_credentials(tls_cert, tls_key, tls_ca, serves=True)
     joins = join is not None or settings.join is not None
     host, port = split_address(listen or _DEFAULT_LISTEN[joins], "--listen", 7080)
-    identity = (
-        _parse(parse_node_id, node_id, "--id") if node_id else NodeId(default_name("node", port))
-    )
+    identity = _parse(parse_node_id, node_id or default_name("node", port), "--id")
     enrolled = join_mesh(join, Role.NODE, identity, settings, has_tls=tls is not None)
     given: LayerRange | None = None
     if enrolled is not None:
