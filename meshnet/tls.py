@@ -38,11 +38,13 @@ class TlsFiles:
         ca: authorities. A server with them demands a certificate that one of them signed; a
             client accepts servers that one of them certified, and without them those that
             the system accepts.
+        flags: what the flags begin with that name the files, for errors.
     """
 
     certificate: Path | None = None
     key: Path | None = None
     ca: Path | None = None
+    flags: str = "--tls"
 
 
 def files_in(folder: Path) -> TlsFiles:
@@ -111,25 +113,26 @@ def _load_ca(context: ssl.SSLContext, path: Path, flag: str) -> None:
 
 def _load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
     certificate, key = files.certificate, files.key
+    cert_flag, key_flag = f"{files.flags}-cert", f"{files.flags}-key"
     if certificate is None:
-        raise ConfigError(f"{TLS_CERT} is missing; expected a file", field=TLS_CERT)
+        raise ConfigError(f"{cert_flag} is missing; expected a file", field=cert_flag)
     if key is None:
-        raise ConfigError(f"{TLS_KEY} is missing; {TLS_CERT} needs it", field=TLS_KEY)
-    _read(key, TLS_KEY)
-    _load_ca(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, TLS_CERT)
+        raise ConfigError(f"{key_flag} is missing; {cert_flag} needs it", field=key_flag)
+    _read(key, key_flag)
+    _load_ca(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, cert_flag)
     try:
         context.load_cert_chain(certificate, key, password=_no_passphrase)
     except _PassphraseError:
         raise ConfigError(
-            f"{TLS_KEY}: {key} has a passphrase; expected a key without one", field=TLS_KEY
+            f"{key_flag}: {key} has a passphrase; expected a key without one", field=key_flag
         ) from None
     except (ssl.SSLError, ValueError) as error:
         what = (
-            f"is not the key of {TLS_CERT} {certificate}"
+            f"is not the key of {cert_flag} {certificate}"
             if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
             else "holds no private key in PEM"
         )
-        raise ConfigError(f"{TLS_KEY}: {key} {what}", field=TLS_KEY) from None
+        raise ConfigError(f"{key_flag}: {key} {what}", field=key_flag) from None
 
 
 class _PassphraseError(Exception):

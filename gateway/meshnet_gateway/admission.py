@@ -12,6 +12,7 @@ from aiohttp import web
 
 from meshnet.errors import Code, MeshError
 from meshnet_gateway.key_ring import KeyRing, KeyUse
+from meshnet_gateway.limits import GatewayLimits
 
 __all__ = ["METRICS_PATH", "add_admission"]
 
@@ -24,7 +25,7 @@ _USE: Final = web.RequestKey("meshnet.key_use", KeyUse)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_admission(app: web.Application, keys: KeyRing | None, max_requests: int) -> None:
+def add_admission(app: web.Application, keys: KeyRing | None, limits: GatewayLimits) -> None:
     """Check the requests of an application before they are served.
 
     Without `keys` anybody may ask. With them, what is under ``/v1/`` needs one, and
@@ -33,9 +34,9 @@ def add_admission(app: web.Application, keys: KeyRing | None, max_requests: int)
     Args:
         app: with middlewares that answer `MeshError`.
         keys: of the clients.
-        max_requests: completions in progress, of all clients together.
+        limits: of requests.
     """
-    admission = _Admission(keys, max_requests)
+    admission = _Admission(keys, limits.max_requests)
     app.middlewares.append(admission.admit)
     app.on_response_prepare.append(_tell_limits)
 

@@ -16,12 +16,15 @@ from meshnet.control.client import ControlClient
 from meshnet.control.store_url import make_documents
 from meshnet.credentials import Credentials
 from meshnet.errors import MeshError
-from meshnet.listen import BACKLOG, host_port, listen
+from meshnet.listen import host_port, listen
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.late import LateAnswers
+from meshnet.tls import TlsFiles, server_context
 from meshnet_gateway.admission import METRICS_PATH, add_admission
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.key_ring import KeyRing
+from meshnet_gateway.limits import DEFAULT_LIMITS, GatewayLimits
+from meshnet_gateway.listener import LimitedSite, watch_requests
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.metrics import render_metrics
 from meshnet_gateway.model_text import ModelText
@@ -50,6 +53,8 @@ class GatewaySettings:
         recovery: what a session does when its route breaks.
         region: where the gateway is, for the choice of routes; empty for none.
         api_keys: store of the keys that clients need; None where they need none.
+        limits: of what clients may ask for, and how slowly.
+        https: certificate and key for clients; None for plain HTTP.
         tls: files for connections to nodes; None where these have no TLS.
         grace_s: seconds that answers in progress get when the gateway closes.
     """
@@ -62,6 +67,8 @@ class GatewaySettings:
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
     region: str = ""
     api_keys: str | None = None
+    limits: GatewayLimits = DEFAULT_LIMITS
+    https: TlsFiles | None = None
     tls: Credentials | None = None
     grace_s: float = 30.0
 
@@ -98,6 +105,7 @@ class Gateway:
         self._keys = (
             None if settings.api_keys is None else KeyRing(make_documents(settings.api_keys))
         )
+        self._https = server_context(settings.https)
         self._service: OpenAIService | None = None
         self._watch: NodeWatch | None = None
         self._pipelines: RecoveringPipelines | None = None
@@ -138,18 +146,19 @@ class Gateway:
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get(METRICS_PATH, self._metrics)
-        self._service = OpenAIService(self._models, self._pipelines)
+        limits = self.settings.limits
+        self._service = OpenAIService(self._models, self._pipelines, limits=limits)
         add_routes(app, self._service)
-        add_admission(app, self._keys, self._service.limits.max_requests)
+        add_admission(app, self._keys, limits)
+        watch_requests(app)
         # Without handler_cancellation a client that went away would not end its generation.
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
-            access_log=None,
             shutdown_timeout=self.settings.grace_s,
         )
         await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=BACKLOG).start()
+        await LimitedSite(self._runner, listener, limits, self._https).start()
         return host_port(*listener.getsockname()[:2])
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,9 @@ from meshnet.errors import ConfigError
 from meshnet.identity import Role
 from meshnet.model_hub import resolve_tokenizer
 from meshnet.operations import RebuildMode
+from meshnet.tls import TlsFiles
 from meshnet_gateway.app import Gateway, GatewaySettings
+from meshnet_gateway.limits import DEFAULT_LIMITS, change_limits
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.pipeline import PipelineSettings
 from meshnet_gateway.recoveries import RecoverySettings
@@ -95,6 +98,18 @@ def gateway(
             " has granted.",
         ),
     ] = False,
+    https_cert: Annotated[
+        Path | None, typer.Option(help="Certificate in PEM, for HTTPS to clients.")
+    ] = None,
+    https_key: Annotated[Path | None, typer.Option(help="Its key in PEM, no passphrase.")] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="Change a limit of requests or connections, as max_requests=64; see the gateway's"
+            " README; repeatable.",
+        ),
+    ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -116,6 +131,9 @@ def gateway(
     enrolled = join_mesh(join, Role.GATEWAY, member, settings, has_tls=tls is not None)
     if enrolled is not None:
         tls, control = enrolled.credentials, control or enrolled.membership.control_url
+    https = None
+    if https_cert is not None or https_key is not None:
+        https = TlsFiles(https_cert, https_key, flags="--https")
     texts = dict(_load_text(source, settings) for source in model)
     if len(texts) < len(model):
         raise ConfigError("--model: two of them have the same name in the mesh", field="--model")
@@ -134,9 +152,13 @@ def gateway(
         region=region,
         api_keys=api_keys or settings.api_keys,
         tls=tls,
+        limits=change_limits(DEFAULT_LIMITS, limit or ()),
+        https=https,
         recovery=RecoverySettings(mode=recovery, spare_wait_s=spare_wait),
         pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens, window=window),
     )
+
+    scheme = "http" if https is None else "https"
 
     @asynccontextmanager
     async def service() -> AsyncIterator[None]:
@@ -147,10 +169,10 @@ def gateway(
             address = await served.start()
             announce(
                 "listening",
-                f"gateway: {', '.join(texts)} on http://{address}/v1,"
+                f"gateway: {', '.join(texts)} on {scheme}://{address}/v1,"
                 f" control plane {served.control_grpc}",
                 as_json=as_json,
-                http=f"http://{address}",
+                http=f"{scheme}://{address}",
                 control=served.control_grpc,
                 control_http=served.control_http,
                 models=list(texts),

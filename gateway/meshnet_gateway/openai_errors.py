@@ -1,14 +1,25 @@
-"""Errors as OpenAI's clients know them (pure)."""
+"""Errors as OpenAI's clients know them."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, Final
+
+from aiohttp import web
 
 from meshnet.errors import Code, MeshError, RouteError
 
-__all__ = ["bad_request", "error_body", "error_headers", "shown", "upstream_error"]
+__all__ = [
+    "bad_request",
+    "error_body",
+    "error_headers",
+    "error_response",
+    "shown",
+    "upstream_error",
+]
+
+_SHOWN_CHARS: Final = 80
 
 
 def bad_request(message: str, param: str | None, code: str = "invalid_value") -> MeshError:
@@ -57,10 +68,24 @@ def error_headers(error: MeshError) -> dict[str, str]:
     return headers
 
 
+def error_response(error: MeshError) -> web.Response:
+    """Make the error answer."""
+    response = web.json_response(
+        error_body(error), status=error.code.http_status, headers=error_headers(error)
+    )
+    if error.code is Code.REQUEST_TIMEOUT:
+        response.force_close()  # what else comes of the request would be taken for the next one
+    return response
+
+
 def shown(value: object) -> str:
     """Write a value of a request for a message, cut to a line's length."""
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    text = ""
+    for piece in json.JSONEncoder().iterencode(value):
+        text += piece[: _SHOWN_CHARS + 1]
+        if len(text) > _SHOWN_CHARS:
+            return text[: _SHOWN_CHARS - 3] + "..."
+    return text
 
 
 def _error_type(status: int) -> str:

@@ -7,6 +7,7 @@ import math
 from typing import Any, NoReturn
 
 from meshnet.jsontext import check_nesting
+from meshnet_gateway.limits import DEFAULT_LIMITS, GatewayLimits
 from meshnet_gateway.openai_errors import bad_request, shown
 
 __all__ = ["Fields", "parse_object"]
@@ -136,15 +137,17 @@ class Fields:
         )
 
 
-def parse_object(body: bytes | bytearray) -> Fields:
-    """Read a request's body.
+def parse_object(body: bytes | bytearray, limits: GatewayLimits = DEFAULT_LIMITS) -> Fields:
+    """Read a request's body; its structure is bounded before anything is made of it.
 
     Raises:
         MeshError: INVALID_ARGUMENT, for anything but a JSON object of finite numbers and
-            valid Unicode, nested within the bounds of `meshnet.jsontext`.
+            valid Unicode, nested within `limits`.
     """
     try:
-        check_nesting(body)
+        check_nesting(
+            body, max_depth=limits.max_json_depth, max_containers=limits.max_json_containers
+        )
         text = body.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
         # Escapes may spell half of a surrogate pair, which no tokenizer can take.

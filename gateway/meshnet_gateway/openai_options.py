@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from meshnet_gateway.limits import GatewayLimits
 from meshnet_gateway.openai_fields import Fields
 from meshnet_gateway.sampling import SamplingParams
 
-__all__ = ["INT64", "MAX_CHOICES", "Options", "read_options"]
-
-MAX_CHOICES: Final = 128
-"""OpenAI's bound for n; here for all choices of a request together."""
+__all__ = ["INT64", "Options", "read_options"]
 
 INT64: Final = 1 << 63
-_MAX_STOPS: Final = 4
 _HARMLESS: Final = (
     "metadata",
     "parallel_tool_calls",
@@ -42,7 +39,7 @@ class Options:
         model: name, known to be a string.
         params: how to choose tokens.
         max_tokens: None for the endpoint's default.
-        stops: up to 4 non-empty strings.
+        stops: non-empty strings.
         num_choices: completions a prompt.
         stream: whether to answer with server-sent events.
         include_usage: whether a stream ends with a usage chunk.
@@ -57,13 +54,16 @@ class Options:
     include_usage: bool
 
 
-def read_options(fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> Options:
+def read_options(
+    fields: Fields, max_tokens: int | None, top_logprobs: int | None, limits: GatewayLimits
+) -> Options:
     """Check the fields that both endpoints have, and accept those that change nothing.
 
     Args:
         fields: of the request.
         max_tokens: as the endpoint names it.
         top_logprobs: as the endpoint names it; None for no logprobs.
+        limits: of what may be asked for.
 
     Raises:
         MeshError: INVALID_ARGUMENT, naming the field.
@@ -82,10 +82,10 @@ def read_options(fields: Fields, max_tokens: int | None, top_logprobs: int | Non
         stream_options.done()
     options = Options(
         model=model,
-        params=_params(fields, top_logprobs),
+        params=_params(fields, top_logprobs, limits),
         max_tokens=max_tokens,
-        stops=_stops(fields),
-        num_choices=fields.integer("n", 1, MAX_CHOICES) or 1,
+        stops=_stops(fields, limits),
+        num_choices=fields.integer("n", 1, limits.max_choices) or 1,
         stream=stream,
         include_usage=include_usage,
     )
@@ -93,7 +93,7 @@ def read_options(fields: Fields, max_tokens: int | None, top_logprobs: int | Non
     return options
 
 
-def _params(fields: Fields, top_logprobs: int | None) -> SamplingParams:
+def _params(fields: Fields, top_logprobs: int | None, limits: GatewayLimits) -> SamplingParams:
     repetition_penalty = fields.number("repetition_penalty", 0, 100, 1.0)
     if repetition_penalty == 0:
         fields.fail("repetition_penalty", 0, "a number above 0")
@@ -107,29 +107,37 @@ def _params(fields: Fields, top_logprobs: int | None) -> SamplingParams:
         frequency_penalty=fields.number("frequency_penalty", -2, 2, 0.0),
         presence_penalty=fields.number("presence_penalty", -2, 2, 0.0),
         repetition_penalty=repetition_penalty,
-        logit_bias=_logit_bias(fields),
+        logit_bias=_logit_bias(fields, limits),
         top_logprobs=top_logprobs,
     )
 
 
-def _logit_bias(fields: Fields) -> dict[int, float]:
+def _logit_bias(fields: Fields, limits: GatewayLimits) -> dict[int, float]:
     biases = fields.nested("logit_bias")
     if biases is None:
         return {}
     ids: dict[int, float] = {}
-    for name in biases.names():
+    names = biases.names()
+    if len(names) > limits.max_logit_biases:
+        fields.fail("logit_bias", f"{len(names)} tokens", f"at most {limits.max_logit_biases}")
+    for name in names:
         if not (name.isascii() and name.isdigit() and len(name) < 10):
             fields.fail("logit_bias", name, "token ids as names")
         ids[int(name)] = biases.number(name, -100, 100, 0.0)
     return ids
 
 
-def _stops(fields: Fields) -> tuple[str, ...]:
+def _stops(fields: Fields, limits: GatewayLimits) -> tuple[str, ...]:
     value = fields.get("stop")
     if value is None:
         return ()
     stops = value if isinstance(value, list) else [value]
-    expected = f"null, a string, or up to {_MAX_STOPS} strings, none of them empty"
-    if len(stops) > _MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
+    most = limits.max_stop_chars
+    expected = (
+        f"null, a string, or up to {limits.max_stops} strings, each of 1 to {most} characters"
+    )
+    if len(stops) > limits.max_stops or not all(
+        isinstance(stop, str) and 1 <= len(stop) <= most for stop in stops
+    ):
         fields.fail("stop", value, expected)
     return tuple(stops)

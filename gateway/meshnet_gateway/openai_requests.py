@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshnet_gateway.generate import Generation
+from meshnet_gateway.limits import DEFAULT_LIMITS, GatewayLimits
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.openai_errors import bad_request, shown
 from meshnet_gateway.openai_fields import Fields
 from meshnet_gateway.openai_messages import Message, read_messages
-from meshnet_gateway.openai_options import INT64, MAX_CHOICES, Options, read_options
+from meshnet_gateway.openai_options import INT64, Options, read_options
 
 __all__ = [
     "ChatRequest",
@@ -100,13 +101,14 @@ class CompletionRequest:
         return _prepare(self.options, text, encoded, "prompt", default, echoes)
 
 
-def read_chat(fields: Fields) -> ChatRequest:
+def read_chat(fields: Fields, limits: GatewayLimits = DEFAULT_LIMITS) -> ChatRequest:
     """Check a chat request; unknown fields and unsupported ones that matter are refused.
 
     Raises:
         MeshError: INVALID_ARGUMENT, naming the field.
     """
     messages = read_messages(fields)
+    _check_chars(fields, "messages", sum(len(item.content) for item in messages), limits)
     top_logprobs = fields.integer("top_logprobs", 0, _MAX_TOP_LOGPROBS)
     with_logprobs = fields.boolean("logprobs")
     if top_logprobs is not None and not with_logprobs:
@@ -130,32 +132,46 @@ def read_chat(fields: Fields) -> ChatRequest:
     fields.refuse("tool_choice", "none", "auto")
     fields.refuse("tools", [])
     options = read_options(
-        fields, limit or older_limit, (top_logprobs or 0) if with_logprobs else None
+        fields, limit or older_limit, (top_logprobs or 0) if with_logprobs else None, limits
     )
     fields.done()
     return ChatRequest(options, messages)
 
 
-def read_completion(fields: Fields) -> CompletionRequest:
+def read_completion(fields: Fields, limits: GatewayLimits = DEFAULT_LIMITS) -> CompletionRequest:
     """Check a completion request, as `read_chat`."""
-    prompts = _prompts(fields)
+    prompts = _prompts(fields, limits)
+    num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    _check_chars(fields, "prompt", num_chars, limits)
     echo = fields.boolean("echo")
     logprobs = fields.integer("logprobs", 0, _MAX_TOP_LOGPROBS)
     if echo and logprobs is not None:
         fields.refuse("logprobs")  # of the prompt's tokens, which are not computed
     fields.refuse("suffix", "")
     max_tokens = fields.integer("max_tokens", 1, INT64 - 1)
-    best_of = fields.integer("best_of", 1, MAX_CHOICES)
-    options = read_options(fields, max_tokens, logprobs)
+    best_of = fields.integer("best_of", 1, limits.max_choices)
+    options = read_options(fields, max_tokens, logprobs, limits)
     fields.done()
     if best_of is not None and best_of != options.num_choices:
         fields.refuse("best_of")
-    if len(prompts) * options.num_choices > MAX_CHOICES:
-        fields.fail("n", options.num_choices, f"at most {MAX_CHOICES} choices of all prompts")
+    most = limits.max_choices
+    if len(prompts) * options.num_choices > most:
+        fields.fail("n", options.num_choices, f"at most {most} choices of all prompts")
     return CompletionRequest(options, prompts, echo)
 
 
-def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
+def _check_chars(fields: Fields, name: str, num_chars: int, limits: GatewayLimits) -> None:
+    """Refuse text that would take long to turn into tokens, only to be too many."""
+    if num_chars > limits.max_prompt_chars:
+        fields.fail(
+            name,
+            f"{num_chars} characters",
+            f"at most {limits.max_prompt_chars} (max_prompt_chars)",
+            "string_above_max_length",
+        )
+
+
+def _prompts(fields: Fields, limits: GatewayLimits) -> tuple[str | tuple[int, ...], ...]:
     value = fields.get("prompt")
     expected = "a string, an array of strings, an array of token ids, or an array of such arrays"
     if value is None:
@@ -165,19 +181,19 @@ def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
     if not isinstance(value, list) or not value:
         fields.fail("prompt", value, expected, "invalid_type")
     if all(isinstance(item, str) for item in value):
-        return _counted(fields, tuple(value))
+        return _counted(fields, tuple(value), limits)
     if _are_ids(value):
         return (tuple(value),)
     if all(isinstance(item, list) and item and _are_ids(item) for item in value):
-        return _counted(fields, tuple(tuple(item) for item in value))
+        return _counted(fields, tuple(tuple(item) for item in value), limits)
     return fields.fail("prompt", value, expected, "invalid_type")
 
 
 def _counted(
-    fields: Fields, prompts: tuple[str | tuple[int, ...], ...]
+    fields: Fields, prompts: tuple[str | tuple[int, ...], ...], limits: GatewayLimits
 ) -> tuple[str | tuple[int, ...], ...]:
-    if len(prompts) > MAX_CHOICES:
-        fields.fail("prompt", f"{len(prompts)} prompts", f"at most {MAX_CHOICES}")
+    if len(prompts) > limits.max_choices:
+        fields.fail("prompt", f"{len(prompts)} prompts", f"at most {limits.max_choices}")
     return prompts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -11,8 +12,9 @@ from aiohttp import web
 
 from meshnet.errors import Code, MeshError
 from meshnet_gateway.generate import Event
+from meshnet_gateway.limits import GatewayLimits
 from meshnet_gateway.openai_answers import Answer, sse
-from meshnet_gateway.openai_errors import bad_request, error_body, error_headers, upstream_error
+from meshnet_gateway.openai_errors import bad_request, error_body, error_response, upstream_error
 from meshnet_gateway.openai_fields import Fields, parse_object
 from meshnet_gateway.openai_requests import (
     ChatRequest,
@@ -66,10 +68,11 @@ class _Routes:
     async def _answer(
         self,
         request: web.Request,
-        read: Callable[[Fields], ChatRequest | CompletionRequest],
+        read: Callable[[Fields, GatewayLimits], ChatRequest | CompletionRequest],
     ) -> web.StreamResponse:
-        body = await _read_body(request, self._service.limits.max_body_bytes)
-        wanted = read(parse_object(body))
+        limits = self._service.limits
+        body = await _read_body(request, limits)
+        wanted = read(parse_object(body, limits), limits)
         with_timings = request.headers.get(TIMINGS_HEADER) == "1"
         answer, events = await self._service.start(wanted, with_timings=with_timings)
         async with aclosing(events):
@@ -81,11 +84,11 @@ class _Routes:
                 raise upstream_error(error) from error
 
 
-async def _read_body(request: web.Request, limit: int) -> bytearray:
-    """Read a JSON body of at most `limit` bytes, whatever its length field says.
+async def _read_body(request: web.Request, limits: GatewayLimits) -> bytearray:
+    """Read a JSON body within limits, whatever its length field says.
 
     Raises:
-        MeshError: UNSUPPORTED_MEDIA_TYPE or TOO_LARGE.
+        MeshError: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE or REQUEST_TIMEOUT.
     """
     # A form or plain text is what a web page could send here without being asked first.
     if request.content_type != "application/json":
@@ -96,14 +99,23 @@ async def _read_body(request: web.Request, limit: int) -> bytearray:
         )
     body = bytearray()
     try:
-        async for piece in request.content.iter_any():
-            body += piece
-            if len(body) > limit:
-                raise MeshError(
-                    Code.TOO_LARGE,
-                    f"body: more than {limit} bytes; expected at most that (max_body_bytes)",
-                    reason="REQUEST_TOO_LARGE",
-                )
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for piece in request.content.iter_any():
+                body += piece
+                if len(body) > limits.max_body_bytes:
+                    raise MeshError(
+                        Code.TOO_LARGE,
+                        f"body: more than {limits.max_body_bytes} bytes; expected at most that"
+                        " (max_body_bytes)",
+                        reason="REQUEST_TOO_LARGE",
+                    )
+    except TimeoutError:
+        raise MeshError(
+            Code.REQUEST_TIMEOUT,
+            f"body: not whole after {limits.body_timeout_s:g} s; expected it sooner"
+            " (body_timeout_s)",
+            reason="REQUEST_TIMEOUT",
+        ) from None
     except web.RequestPayloadError as error:
         raise bad_request(f"body: cannot be read: {error}", None, "invalid_body") from None
     return body
@@ -161,13 +173,13 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         try:
             return await handler(request)
         except MeshError as error:
-            return _error_response(error)
+            return error_response(error)
     try:
         return await handler(request)
     except MeshError as error:
-        return _error_response(error)
+        return error_response(error)
     except web.HTTPNotFound:
-        return _error_response(
+        return error_response(
             MeshError(
                 Code.NOT_FOUND,
                 f"Invalid URL ({request.method} {request.path[:200]})",
@@ -176,7 +188,7 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         )
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        response = _error_response(
+        response = error_response(
             MeshError(
                 Code.METHOD_NOT_ALLOWED,
                 f"{error.method}: not a method of this path; expected {allowed}",
@@ -188,16 +200,10 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         raise
     except Exception:  # noqa: BLE001 - logged whole; the client gets an error without a traceback
         _log.exception("a request failed on an unexpected error")
-        return _error_response(_unexpected())
+        return error_response(_unexpected())
 
 
 def _unexpected() -> MeshError:
     return MeshError(
         Code.INTERNAL, "the gateway failed on this request; its log says where", reason="INTERNAL"
-    )
-
-
-def _error_response(error: MeshError) -> web.Response:
-    return web.json_response(
-        error_body(error), status=error.code.http_status, headers=error_headers(error)
     )

@@ -6,11 +6,11 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from meshnet.errors import Code, MeshError
 from meshnet_gateway.generate import Event, generate, interleave
+from meshnet_gateway.limits import DEFAULT_LIMITS, GatewayLimits
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.openai_answers import Answer
 from meshnet_gateway.openai_errors import shown
@@ -18,22 +18,7 @@ from meshnet_gateway.openai_requests import ChatRequest, CompletionRequest
 from meshnet_gateway.openai_shapes import ChatShape, CompletionShape, Shape
 from meshnet_gateway.steps import PipelineFactory
 
-__all__ = ["OpenAILimits", "OpenAIService"]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAILimits:
-    """Bounds of the OpenAI surface.
-
-    Attributes:
-        max_body_bytes: of a request, after any content coding; 413 above.
-        max_running_choices: sessions that one request may hold at a time.
-        max_requests: completions in progress, of all clients together; 503 above.
-    """
-
-    max_body_bytes: int = 8 << 20
-    max_running_choices: int = 4
-    max_requests: int = 256
+__all__ = ["OpenAIService"]
 
 
 class OpenAIService:
@@ -52,7 +37,7 @@ class OpenAIService:
         models: Mapping[str, ModelText],
         factory: PipelineFactory,
         *,
-        limits: OpenAILimits | None = None,
+        limits: GatewayLimits = DEFAULT_LIMITS,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -62,7 +47,7 @@ class OpenAIService:
         self._clock = clock
         self._started = int(now())
         self._draining = False
-        self.limits = limits or OpenAILimits()
+        self.limits = limits
 
     def drain(self) -> None:
         """Refuse new completions from now on (503); those under way go on to their end."""

@@ -13,11 +13,14 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
+from meshnet.listen import listen
 from meshnet_gateway.admission import add_admission
 from meshnet_gateway.key_ring import KeyRing
+from meshnet_gateway.limits import DEFAULT_LIMITS, GatewayLimits
+from meshnet_gateway.listener import LimitedSite, watch_requests
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.openai_routes import add_routes
-from meshnet_gateway.openai_service import OpenAILimits, OpenAIService
+from meshnet_gateway.openai_service import OpenAIService
 from tests.gateway.fakes import FakeFactory, write_model
 
 MODEL = "lab/tiny"
@@ -62,7 +65,7 @@ async def serve(text: ModelText) -> AsyncIterator[Serve]:
             factory: FakeFactory,
             *,
             models: dict[str, ModelText] | None = None,
-            limits: OpenAILimits | None = None,
+            limits: GatewayLimits = DEFAULT_LIMITS,
             keys: KeyRing | None = None,
         ) -> Gateway:
             service = OpenAIService(
@@ -73,13 +76,14 @@ async def serve(text: ModelText) -> AsyncIterator[Serve]:
             )
             app = web.Application()
             add_routes(app, service)
-            add_admission(app, keys, service.limits.max_requests)
+            add_admission(app, keys, limits)
+            watch_requests(app)
             runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            listener = await listen("127.0.0.1", 0, "port")
+            await LimitedSite(runner, listener, limits).start()
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
             stack.push_async_callback(client.close)
             http = await stack.enter_async_context(aiohttp.ClientSession())

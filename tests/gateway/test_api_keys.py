@@ -20,8 +20,8 @@ from meshnet.control.store_url import make_documents
 from meshnet.errors import Code, MeshError
 from meshnet_gateway import key_ring
 from meshnet_gateway.key_ring import KeyRing
+from meshnet_gateway.limits import GatewayLimits
 from meshnet_gateway.model_text import ModelText
-from meshnet_gateway.openai_service import OpenAILimits
 from tests.gateway.conftest import MODEL, Gateway, Serve
 from tests.gateway.fakes import FakeFactory, scripted
 
@@ -275,7 +275,7 @@ async def test_a_client_that_went_away_holds_no_stream(
 async def test_completions_of_all_clients_are_bounded(
     start: Start, serve: Serve, store: Store, factory: FakeFactory
 ) -> None:
-    limits = OpenAILimits(max_requests=1)
+    limits = GatewayLimits(max_requests=1)
     for gateway in (await start(limits=limits), await serve(factory, limits=limits)):
         key = await new_key(store, f"key-{id(gateway)}")
         factory.hold_at = 1

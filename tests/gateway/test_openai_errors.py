@@ -18,8 +18,8 @@ from meshnet.errors import (
     RouteError,
     UnknownSessionError,
 )
+from meshnet_gateway.limits import GatewayLimits
 from meshnet_gateway.model_text import ModelText
-from meshnet_gateway.openai_service import OpenAILimits
 from tests.gateway.conftest import MODEL, Gateway, Serve
 from tests.gateway.fakes import CONTEXT, FakeFactory, scripted
 
@@ -241,7 +241,7 @@ async def test_surrogate_pairs_are_text(
 async def test_large_bodies_are_refused_and_the_next_is_served(
     serve: Serve, factory: FakeFactory, coding: str
 ) -> None:
-    gateway = await serve(factory, limits=OpenAILimits(max_body_bytes=10_000))
+    gateway = await serve(factory, limits=GatewayLimits(max_body_bytes=10_000))
     headers = {"Content-Type": "application/json"}
     data: Any = b" " * 300_000
     if coding == "gzip":
