@@ -39,6 +39,8 @@ class Way(StrEnum):
     """The lost caches were computed again from what the nodes before had sent on."""
     REPLAY = "replay"
     """All tokens went through the whole route again."""
+    ANEW = "anew"
+    """Nothing had been computed yet: the session began on another route."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,7 @@ class RecoveringPipeline:
         if isinstance(error, NextHopError):
             node = NodeId(error.failed_node)
             self._failed[node] = self._incarnations.get(node, 0)
+            self._shared.selector.suspects.add(node)
         _log.warning("session %s: %s", self._pipeline.session, error)
         route = await self._replace()
         try:
@@ -234,7 +235,7 @@ class RecoveringPipeline:
             raise
         except MeshError as failure:
             reason = failure
-        return await self._replay(route, want, reason), Way.REPLAY
+        return await self._replay(route, want, reason)
 
     async def _replace(self) -> SelectedRoute:
         """Select a route without the nodes that failed, that keeps the others as they are."""
@@ -317,26 +318,30 @@ class RecoveringPipeline:
         tokens, start = self._tokens(), self._pipeline.position
         return await self._guarded(tokens[start:], want, self._sizes(start, len(tokens)))
 
-    async def _replay(self, route: SelectedRoute, want: Want, reason: MeshError) -> StepOutput:
+    async def _replay(
+        self, route: SelectedRoute, want: Want, reason: MeshError
+    ) -> tuple[StepOutput, Way]:
         """Begin a new session on `route`, and feed every token again."""
         num_computed = self._pipeline.position
-        _log.warning(
-            "session %s: all of its %d tokens are computed again: %s",
-            self._pipeline.session,
-            num_computed,
-            reason,
-        )
+        if num_computed:
+            _log.warning(
+                "session %s: all of its %d tokens are computed again: %s",
+                self._pipeline.session,
+                num_computed,
+                reason,
+            )
         self._pipeline.spread(())  # the hops after one that failed hear of it from none else
         self._in_background(self._pipeline.close())
         session = new_session()
         self._begin(await self._shared.selector.granted(self._model, session, route), session)
         self._shared.counts.recomputed_tokens[Way.REPLAY] += num_computed
-        return await self._go_on(want)
+        return await self._go_on(want), Way.REPLAY if num_computed else Way.ANEW
 
     def _count(self, way: Way, pause_s: float) -> None:
         counts = self._shared.counts
         counts.ways[way] += 1
         counts.pause_s += pause_s
+        self._shared.selector.suspects.clear(self._nodes)
         _log.warning(
             "session %s: goes on after %.2f s over %s, by %s",
             self._pipeline.session,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +16,7 @@ from meshnet.topology import Hop, NodeId, Route, SessionId
 from meshnet.v1 import route_service_pb2 as route_pb
 from meshnet.v1 import types_pb2
 from meshnet.wire import WIRE_VERSION
+from meshnet_gateway.suspects import SuspectNodes
 
 __all__ = ["RouteGrant", "RouteSelector", "SelectedRoute"]
 
@@ -75,6 +77,9 @@ class RouteSelector:
         control: asked.
         region: of the gateway, for the way to the first hop; empty for none.
         tls: the gateway connects to nodes with TLS.
+
+    Attributes:
+        suspects: nodes to leave out where others can serve a session.
     """
 
     def __init__(self, control: ControlClient, region: str = "", *, tls: bool = False) -> None:
@@ -82,6 +87,7 @@ class RouteSelector:
         self._region = region
         self._tls = tls
         self._served: set[str] = set()
+        self.suspects = SuspectNodes()
 
     async def select(
         self, model: str, session: SessionId, *, max_tokens: int, wait_s: float = 0.0
@@ -105,7 +111,7 @@ class RouteSelector:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                route = await self._select(model, session, max_tokens, {}, {}, ())
+                route = await self._select_first(model, session, max_tokens)
             except MeshError as error:
                 if not self._may_pass(model, error):
                     raise
@@ -149,7 +155,8 @@ class RouteSelector:
         """
         deadline = time.monotonic() + wait_s
         while True:
-            for avoided in (failed, {}):
+            suspects = self.suspects.now() - healthy.keys()
+            for avoided in ({*failed, *suspects}, failed, {}):
                 try:
                     route = await self._select(
                         model, session, max_tokens, avoided, healthy, borders
@@ -221,6 +228,13 @@ class RouteSelector:
         fresh_until = _fresh_until(answer.grant_ttl.ToSeconds())
         return replace(route, grant=RouteGrant(answer.grant, session, route.hops, fresh_until))
 
+    async def _select_first(self, model: str, session: SessionId, max_tokens: int) -> SelectedRoute:
+        suspects = self.suspects.now()
+        if suspects:
+            with suppress(MeshError):
+                return await self._select(model, session, max_tokens, suspects, {}, ())
+        return await self._select(model, session, max_tokens, (), {}, ())
+
     def _may_pass(self, model: str, error: MeshError) -> bool:
         """Tell whether waiting may help against what kept a new session from its route."""
         if error.reason == "LAYERS_UNCOVERED":
@@ -233,7 +247,7 @@ class RouteSelector:
         model: str,
         session: SessionId,
         max_tokens: int,
-        exclude: Mapping[NodeId, int],
+        exclude: Collection[NodeId],
         prefer: Mapping[NodeId, int],
         borders: Sequence[int],
     ) -> SelectedRoute:

@@ -28,6 +28,7 @@ from meshnet_gateway.presence import Presence
 from meshnet_gateway.recoveries import RecoverySettings, Way
 from meshnet_gateway.recovery import RecoveringPipeline, RecoveringPipelines
 from meshnet_gateway.selection import SelectedRoute
+from meshnet_gateway.suspects import SuspectNodes
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.hf.cache import SessionCache
 from meshnet_node.hf.shard import TransformersShard
@@ -53,6 +54,7 @@ class Pool:
     hops: dict[str, Hop] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
+    suspects: SuspectNodes = field(default_factory=SuspectNodes)
 
     async def start(
         self,
