@@ -18,7 +18,7 @@ from meshnet.credentials import Credentials
 from meshnet.errors import MeshError
 from meshnet.listen import host_port, listen
 from meshnet.plane.client import PlaneClient
-from meshnet.plane.late import LateAnswers
+from meshnet.plane.late import LateAnswers, ask_health
 from meshnet.tls import TlsFiles, server_context
 from meshnet_gateway.admission import METRICS_PATH, add_admission
 from meshnet_gateway.draining import DrainingNodes
@@ -183,7 +183,7 @@ class Gateway:
             await self._control_server.close()
 
     async def _ask(self, address: str, timeout_s: float) -> None:
-        await self._asker.get(address, "/healthz", timeout_s=timeout_s)
+        await ask_health(self._asker, address, timeout_s)
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """Answer 200 when every model's layers are covered by nodes whose forward ran."""

@@ -13,14 +13,18 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
 
-from meshnet.errors import MeshError, NextHopError
+from meshnet.errors import Code, MeshError, NextHopError
 from meshnet.grammar import Phase
 from meshnet.patience import Flight, Flights, PatienceLimits
 from meshnet.topology import NodeId
 
-__all__ = ["Ask", "LateAnswers"]
+if TYPE_CHECKING:
+    from meshnet.plane.client import PlaneClient
+
+__all__ = ["Ask", "LateAnswers", "ask_health"]
 
 _TICK_S: Final = 0.25
 _ANSWER_S: Final = 4.0
@@ -30,6 +34,19 @@ _log = logging.getLogger(__name__)
 
 Ask = Callable[[str, float], Awaitable[object]]
 """Asks ``host:port`` for any answer within some seconds; raises MeshError where none comes."""
+
+
+async def ask_health(client: PlaneClient, address: str, timeout_s: float) -> None:
+    """Ask a node whether it is well; one that answers anything but 503 is.
+
+    A node whose shard hangs answers 503 of itself.
+
+    Raises:
+        MeshError: it does not answer, or is not well.
+    """
+    status, _ = await client.get(address, "/healthz", timeout_s=timeout_s)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        raise MeshError(Code.UNAVAILABLE, f"{address}: answered {status}: its shard hangs or fails")
 
 
 class LateAnswers:
@@ -145,22 +162,22 @@ class LateAnswers:
         try:
             await self._ask(address, self._answer_s)
         except MeshError as error:
-            _log.warning("node %s at %s: no answer, nor to being asked: %s", node, address, error)
-            self._give_up(address, asked)
+            _log.warning("node %s at %s: no answer, and it is not well: %s", node, address, error)
+            self._give_up(address, asked, error)
         else:
             _log.debug("node %s at %s is late, and lives", node, address)
         finally:
             del self._asking[address]
 
-    def _give_up(self, address: str, asked: float) -> None:
+    def _give_up(self, address: str, asked: float, why: MeshError) -> None:
         """Give up what an address owes since before it was asked."""
         with self._lock:
             for flight in self._flights.owed_by(address, asked):
                 waited_s = self._clock() - flight.sent
                 flight.give_up(
                     NextHopError(
-                        f"node {flight.node} at {address}: no answer in {waited_s:.1f} s, nor to"
-                        f" GET /healthz in {self._answer_s:g} s",
+                        f"node {flight.node}: no answer in {waited_s:.1f} s, nor a good one to"
+                        f" GET /healthz: {why.message}",
                         failed_node=flight.node,
                         timed_out=True,
                     )

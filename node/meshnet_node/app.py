@@ -29,7 +29,7 @@ from meshnet.operations import OwnerId, Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
-from meshnet.plane.late import LateAnswers
+from meshnet.plane.late import LateAnswers, ask_health
 from meshnet.plane.server import PlaneServer
 from meshnet.topology import NodeId
 from meshnet_node.backend import ShardBackend, ShardSpec
@@ -184,13 +184,16 @@ class Node:
         """Tell whether a forward ran through the shard lately; runs one if none did.
 
         It never waits for a shard that is busy: the answer would queue behind the chunk,
-        and the node's lease would end meanwhile. A busy shard counts as healthy for as long
-        as a chunk may take. Blocks for half a second at most.
+        and the node's lease would end meanwhile. A busy shard counts as healthy unless its
+        step takes far longer than those before it. Blocks for half a second at most.
         """
         stage, scheduler = self.stage, self._scheduler
         if stage is None or scheduler is None:
             return False
-        age_s = time.perf_counter() - stage.last_forward
+        now = time.perf_counter()
+        if stage.running.hangs(now):
+            return False
+        age_s = now - stage.last_forward
         if age_s < _HEALTH_AGE_S:
             return True
         if stage.queue_depth == 0:
@@ -255,7 +258,7 @@ class Node:
         return None
 
     async def _ask(self, address: str, timeout_s: float) -> None:
-        await self._asker.get(address, "/healthz", timeout_s=timeout_s)
+        await ask_health(self._asker, address, timeout_s)
 
     def _loaded(self) -> Stage:
         if self.stage is None:

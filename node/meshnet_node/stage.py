@@ -25,6 +25,7 @@ from meshnet_node.granted import GrantGate
 from meshnet_node.moving import CacheMoves
 from meshnet_node.plan import check_layers, check_route, plan
 from meshnet_node.rebuild import feed
+from meshnet_node.running import RunningStep
 from meshnet_node.scheduler import Scheduler
 from meshnet_node.session import Session, SessionTable
 
@@ -85,6 +86,7 @@ class Stage:
         self.num_rebuilt_tokens = 0
         self.compute_s = 0.0
         self.last_forward = clock()
+        self.running = RunningStep(hop_timeout_s)
 
     @property
     def queue_depth(self) -> int:
@@ -109,7 +111,9 @@ class Stage:
                 if header.route is not session.route or header.grant is not None:
                     self._follow(session, header, layers)
                 output, started, ended = self._scheduler.run(
-                    lambda: self._compute(session, position, chunk.tensor, layers, want),
+                    lambda: self._compute(
+                        session, position, chunk.tensor, layers, want, header.phase
+                    ),
                     caller,
                     urgent=header.phase is Phase.DECODE,
                 )
@@ -260,13 +264,20 @@ class Stage:
         tensor: npt.NDArray[Any],
         layers: LayerRange,
         want: Want,
+        phase: Phase,
     ) -> tuple[npt.NDArray[Any] | None, float, float]:
         """Run the backend and count it; gives its output, when it began and when it ended."""
         started = self._clock()
         if position < session.cache.length:
             session.cache.truncate(position)
-        output = self.backend.forward(session.cache, tensor, layers=layers, want=want)
-        ended = self._clock()
+        went_well = False
+        self.running.begin(phase, tensor.shape[1], started)
+        try:
+            output = self.backend.forward(session.cache, tensor, layers=layers, want=want)
+            went_well = True
+        finally:
+            ended = self._clock()
+            self.running.end(ended, went_well=went_well)
         self.num_chunks += 1
         self.num_tokens += tensor.shape[1]
         self.compute_s += ended - started

@@ -9,10 +9,11 @@ import threading
 import pytest
 
 from meshnet.errors import NextHopError
-from meshnet.grammar import Want
-from meshnet.patience import Flights, PatienceLimits
+from meshnet.grammar import Phase, Want
+from meshnet.patience import Flights, Patience, PatienceLimits
 from meshnet.topology import Hop, LayerRange, NodeId
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
+from meshnet_node.running import RunningStep
 
 TOP = Want("top", 3)
 FAR_S = 600.0
@@ -65,3 +66,44 @@ async def test_a_hop_that_computes_for_long_is_waited_for(start_node, client):
     backend.block.set()
     assert (await asyncio.wait_for(step, 60.0)).token_ids is not None
     await pipeline.close()
+
+
+async def test_a_shard_that_hangs_is_told_from_one_that_is_slow(start_node, client):
+    """Its HTTP side answers: it is the node itself that says what its step takes."""
+    first, first_node, _ = await start_node("first", 0, 1, num_layers=2)
+    hung, hung_node, backend = await start_node("hung", 1, 2)
+    hung_node.stage.running = RunningStep(FAR_S)
+    hung_node.stage.running._usual = Patience(
+        PatienceLimits(least_s=0.5, first_s=FAR_S, most_s=FAR_S)
+    )
+    make_hasty(first_node, FAR_S)
+    pipeline = RoutePipeline(client, (first, hung), PipelineSettings(step_timeout_s=FAR_S))
+    for _ in range(4):
+        await pipeline.step([1], TOP)
+    assert await asyncio.to_thread(hung_node.healthy)
+    backend.block = threading.Event()
+    with pytest.raises(NextHopError) as caught:
+        await asyncio.wait_for(pipeline.step([1], TOP), 60.0)
+    assert caught.value.failed_node == "hung"
+    assert "answered 503" in str(caught.value)
+    assert not await asyncio.to_thread(hung_node.healthy)
+    backend.block.set()
+    await pipeline.close()
+
+
+def test_when_a_step_hangs():
+    running = RunningStep(120.0)
+    assert not running.hangs(0.0)
+    for start in range(3):
+        running.begin(Phase.DECODE, 1, start)
+        running.end(start + 0.5, went_well=True)
+    running.begin(Phase.DECODE, 1, 100.0)
+    running.end(190.0, went_well=False)  # nothing is learned from it
+    running.begin(Phase.DECODE, 1, 200.0)
+    assert not running.hangs(210.0)
+    assert running.hangs(210.1), "16 times 0.5 s is less than 10 s"
+    running.end(211.0, went_well=True)
+    assert not running.hangs(400.0)
+    running.begin(Phase.PREFILL, 128, 500.0)  # none of its size is known
+    assert not running.hangs(619.0)
+    assert running.hangs(621.0)
