@@ -176,8 +176,8 @@ class LateAnswers:
                 waited_s = self._clock() - flight.sent
                 flight.give_up(
                     NextHopError(
-                        f"node {flight.node}: no answer in {waited_s:.1f} s, nor a good one to"
-                        f" GET /healthz: {why.message}",
+                        f"node {flight.node} at {address}: no answer in {waited_s:.1f} s,"
+                        f" nor a good one to GET /healthz: {why.message}",
                         failed_node=flight.node,
                         timed_out=True,
                     )
