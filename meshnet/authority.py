@@ -33,7 +33,10 @@ from meshnet.errors import ConfigError
 from meshnet.identity import CONTROL_DNS_NAME, Identity, Role
 from meshnet.private_files import make_private_dir, read_private, write_private
 
-__all__ = ["DEFAULT_LIFE_S", "DEFAULT_OVERLAP_S", "Authority", "Issued"]
+__all__ = ["AUTHORITY_FILE", "DEFAULT_LIFE_S", "DEFAULT_OVERLAP_S", "Authority", "Issued"]
+
+AUTHORITY_FILE: Final = "authority.json"
+"""Its file, in the state directory."""
 
 DEFAULT_LIFE_S: Final = 24 * 3600.0
 """How long a certificate is good."""
@@ -42,7 +45,6 @@ DEFAULT_OVERLAP_S: Final = 7 * 24 * 3600.0
 """How long an old root is trusted beside the new one: as long as any join token lives."""
 
 _ROOT_LIFE_S: Final = 10 * 365 * 24 * 3600.0
-_FILE: Final = "authority.json"
 _VERSION: Final = 1
 _MAX_BYTES: Final = 1 << 20
 
@@ -109,7 +111,7 @@ class Authority:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.life_s = life_s
-        self._path = folder / _FILE
+        self._path = folder / AUTHORITY_FILE
         self._wall_clock = wall_clock
         make_private_dir(folder)
         if not self._path.exists():

@@ -19,8 +19,10 @@ class Config:
 
     Attributes:
         chunk_tokens: MESHNET_CHUNK_TOKENS, token positions of a prompt per chunk.
-        control_url: MESHNET_CONTROL, where the control plane is; several replicas with commas.
+        control_url: MESHNET_CONTROL, where the control plane is; several replicas with commas;
+            None for where the operator logged in, or this machine.
         gateway_url: MESHNET_GATEWAY, where clients find the OpenAI endpoint.
+        credentials: MESHNET_CREDENTIALS, the directory of an operator's credentials.
         join: MESHNET_JOIN, a join token as ``--join`` takes it.
         api_key: MESHNET_API_KEY, what clients of this process show a gateway.
         api_keys: MESHNET_API_KEYS, the store of the keys that a gateway accepts.
@@ -32,8 +34,9 @@ class Config:
     """
 
     chunk_tokens: int
-    control_url: str
+    control_url: str | None
     gateway_url: str
+    credentials: Path | None
     join: str | None = field(repr=False)
     api_key: str | None = field(repr=False)
     api_keys: str | None
@@ -59,8 +62,9 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         )
     return Config(
         chunk_tokens=_positive(env, "MESHNET_CHUNK_TOKENS", 128),
-        control_url=env.get("MESHNET_CONTROL", "grpc://127.0.0.1:7071"),
+        control_url=env.get("MESHNET_CONTROL") or None,
         gateway_url=env.get("MESHNET_GATEWAY", "http://127.0.0.1:8080"),
+        credentials=Path(text).expanduser() if (text := env.get("MESHNET_CREDENTIALS")) else None,
         join=env.get("MESHNET_JOIN") or None,
         api_key=env.get("MESHNET_API_KEY") or None,
         api_keys=env.get("MESHNET_API_KEYS") or None,

@@ -9,7 +9,10 @@ from typing import Final
 
 from meshnet.errors import ConfigError
 
-__all__ = ["BACKLOG", "host_port", "listen", "refuse_exposed"]
+__all__ = ["ANY_HOSTS", "BACKLOG", "host_port", "listen", "refuse_exposed"]
+
+ANY_HOSTS: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+"""Hosts that stand for every address of a machine; where others reach it they do not tell."""
 
 BACKLOG: Final = 512
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from meshnet import __version__
-from meshnet.cli.output import Json, print_json
+from meshnet.authority import AUTHORITY_FILE, DEFAULT_LIFE_S, DEFAULT_OVERLAP_S, Authority
+from meshnet.cli.output import Json, console, print_json
+from meshnet.cli.secured import AdvertiseControl, CertificateLife, Insecure, State
 from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
 from meshnet.control.app import API_TITLE, ControlServer, ControlSettings
 from meshnet.control.openapi import openapi
+from meshnet.control.state import ADMIN_FOLDER
 from meshnet.control.stubs import SERVICES
+from meshnet.errors import ConfigError
 
 __all__ = ["app"]
 
@@ -52,12 +57,20 @@ def control(
             "--require-probe", help="Keep nodes out of routes whose model has no reference."
         ),
     ] = False,
+    state: State = None,
+    advertise_control: AdvertiseControl = "",
+    certificate_life: CertificateLife = DEFAULT_LIFE_S,
+    insecure: Insecure = False,
     as_json: Json = False,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Run the control plane: nodes register here, gateways ask here for routes.
 
-    Example: meshnet control --listen 0.0.0.0:7070 --grpc-listen 0.0.0.0:7071
+    Examples:
+      meshnet control
+
+      meshnet control --listen 0.0.0.0:7070 --grpc-listen 0.0.0.0:7071 --state DIR
+        --advertise-control HOST
     """
     if context.invoked_subcommand is not None:
         return
@@ -71,19 +84,24 @@ def control(
         lease_ttl_s=lease_ttl,
         store=store,
         require_grants=require_grants,
+        state=state,
+        advertise=advertise_control,
+        certificate_life_s=certificate_life,
+        insecure=insecure,
         require_probe=require_probe,
     )
 
     @asynccontextmanager
     async def service() -> AsyncIterator[None]:
         server = ControlServer(settings)
-        http, grpc = await server.start()
+        http, grpc = server.urls(await server.start())
+        admin = "" if state is None else f"; its operator's credentials: {state / ADMIN_FOLDER}"
         announce(
             "listening",
-            f"control plane: JSON on http://{http}, gRPC on grpc://{grpc}",
+            f"control plane: JSON on {http}, gRPC on {grpc}{admin}",
             as_json=as_json,
-            http=f"http://{http}",
-            grpc=f"grpc://{grpc}",
+            http=http,
+            grpc=grpc,
         )
         try:
             yield
@@ -91,6 +109,32 @@ def control(
             await server.close()
 
     serve(service, exit_with_parent=exit_with_parent)
+
+
+@app.command("rotate-ca")
+def rotate_ca(
+    state: Annotated[
+        Path,
+        typer.Option(help="State directory of the control plane.", exists=True, file_okay=False),
+    ],
+    overlap: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds for which the old root is trusted beside the new one."),
+    ] = DEFAULT_OVERLAP_S,
+) -> None:
+    """Certify by a new key from now on; the mesh goes on without a break.
+
+    A control plane that runs notices it within seconds. Members get the new root when they
+    renew, and until then accept what it certifies by a proof of the old one. With --overlap 0,
+    for a key that was stolen, everybody must join again.
+    """
+    if not (state / AUTHORITY_FILE).exists():
+        raise ConfigError(f"--state: {state} holds no authority", field="--state")
+    authority = Authority(state)
+    authority.rotate(overlap)
+    console.print(
+        f"the new root's key has SHA-256 {authority.spki_sha256}", highlight=False, soft_wrap=True
+    )
 
 
 @app.command("openapi")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from meshnet.cli.mesh import ControlUrl, ask, to_json
+from meshnet.cli.mesh import ControlUrl, CredentialsDir, ask, to_json
 from meshnet.cli.output import Json, console, print_json
 from meshnet.cli.token import role_text, until_text
 from meshnet.control.client import ControlClient
@@ -19,9 +19,11 @@ app = typer.Typer(help="See who has joined the mesh, and remove somebody.", no_a
 
 
 @app.command("list")
-def list_members(control: ControlUrl = None, as_json: Json = False) -> None:
+def list_members(
+    control: ControlUrl = None, credentials: CredentialsDir = None, as_json: Json = False
+) -> None:
     """List who has joined: nodes, gateways and operators."""
-    members = ask(control, ControlClient.list_members)
+    members = ask(control, credentials, ControlClient.list_members)
     if as_json:
         print_json({"members": [to_json(member) for member in members]})
         return
@@ -49,6 +51,7 @@ def remove(
         ),
     ],
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     as_json: Json = False,
 ) -> None:
     """Remove a member: its certificate is not renewed, and its name is free for another key.
@@ -56,7 +59,7 @@ def remove(
     The certificate that it has stays good until it ends, a day at most by default.
     """
     name = member.removeprefix("members/")
-    ask(control, lambda client: client.delete_member(name))
+    ask(control, credentials, lambda client: client.delete_member(name))
     if as_json:
         print_json(to_json(pb.DeleteMemberResponse()))
     else:

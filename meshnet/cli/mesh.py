@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from google.protobuf.json_format import MessageToDict
@@ -12,12 +13,16 @@ from google.protobuf.message import Message
 
 from meshnet import config
 from meshnet.control.client import ClientSettings, ControlClient
+from meshnet.control.joining import renew_if_due
+from meshnet.credentials import Credentials
 from meshnet.errors import ConfigError, MeshError
+from meshnet.membership import OPERATOR_FOLDER, MembershipFolder
 from meshnet.topology import parse_node_id
 from meshnet.v1 import types_pb2
 
 __all__ = [
     "ControlUrl",
+    "CredentialsDir",
     "ModelArgument",
     "NodeArgument",
     "ask",
@@ -26,13 +31,15 @@ __all__ = [
     "to_node_id",
 ]
 
+DEFAULT_CONTROL_URL: Final = "grpc://127.0.0.1:7071"
+
 ControlUrl = Annotated[
     str | None,
     typer.Option(
         "--control",
         help="Control plane: grpc://HOST:PORT or http://HOST:PORT, several with commas; "
         "else MESHNET_CONTROL.",
-        show_default="grpc://127.0.0.1:7071",
+        show_default=DEFAULT_CONTROL_URL,
     ),
 ]
 
@@ -40,25 +47,66 @@ _T = TypeVar("_T")
 _COMPLETION = ClientSettings(timeout_s=1.0, attempt_timeout_s=1.0)
 
 
+CredentialsDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--credentials",
+        help="Directory of an operator's credentials, as DIR/admin of the control plane's "
+        "--state DIR; else MESHNET_CREDENTIALS, else those of meshnet login.",
+        exists=True,
+        file_okay=False,
+        show_default=False,
+    ),
+]
+
+
 def ask(
     control_url: str | None,
+    credentials: Path | None,
     question: Callable[[ControlClient], Awaitable[_T]],
     settings: ClientSettings | None = None,
 ) -> _T:
     """Connect, ask one thing, disconnect.
 
+    Credentials of `meshnet login` are renewed first in the second half of their life, and say
+    where the control plane is, unless that is said otherwise.
+
+    Args:
+        control_url: of the flag.
+        credentials: of the flag.
+        question: asked.
+        settings: patience.
+
     Raises:
         MeshError: what the control plane answered, or that it could not be reached.
+        ConfigError: an address or a file of the credentials cannot be used.
     """
 
     async def run() -> _T:
-        client = ControlClient(control_url or config.load().control_url, settings)
+        environment = config.load()
+        where, own = control_url or environment.control_url, None
+        folder = _folder(credentials, environment)
+        if folder is not None:
+            membership = await renew_if_due(folder)
+            own = Credentials(folder.files)
+            if where is None and membership is not None:
+                where = membership.control_url
+        client = ControlClient(where or DEFAULT_CONTROL_URL, settings, own)
         try:
             return await question(client)
         finally:
             await client.close()
 
     return asyncio.run(run())
+
+
+def _folder(credentials: Path | None, environment: config.Config) -> MembershipFolder | None:
+    """Give the credentials to use; None where nothing says that there are any."""
+    named = credentials or environment.credentials
+    if named is not None:
+        return MembershipFolder(named)
+    kept = MembershipFolder(environment.state_dir / OPERATOR_FOLDER)
+    return kept if environment.control_url is None and kept.path.is_dir() else None
 
 
 def to_json(message: Message) -> dict[str, Any]:
@@ -83,10 +131,14 @@ def to_node_id(node: str) -> str:
         raise ConfigError(str(error), field="NODE") from None
 
 
+def _where(context: typer.Context) -> tuple[str | None, Path | None]:
+    return context.params.get("control"), context.params.get("credentials")
+
+
 def _complete_node(context: typer.Context, incomplete: str) -> list[str]:
     """Give the ids that begin as typed; none if the control plane is away."""
     try:
-        nodes = ask(context.params.get("control"), ControlClient.list_nodes, _COMPLETION)
+        nodes = ask(*_where(context), ControlClient.list_nodes, _COMPLETION)
     except MeshError:
         return []
     names = [node.name.removeprefix("nodes/") for node in nodes]
@@ -95,7 +147,7 @@ def _complete_node(context: typer.Context, incomplete: str) -> list[str]:
 
 def _complete_model(context: typer.Context, incomplete: str) -> list[str]:
     try:
-        models = ask(context.params.get("control"), ControlClient.list_models, _COMPLETION)
+        models = ask(*_where(context), ControlClient.list_models, _COMPLETION)
     except MeshError:
         return []
     names = {model.name.removeprefix("models/") for model in models}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from meshnet.cli.mesh import ControlUrl, ask, layers_text, to_json
+from meshnet.cli.mesh import ControlUrl, CredentialsDir, ask, layers_text, to_json
 from meshnet.cli.output import Json, console, print_json
 from meshnet.control.client import ControlClient
 from meshnet.v1 import route_service_pb2 as routes_pb2
@@ -17,9 +17,11 @@ _BAR_WIDTH = 40
 _NONE, _ONE, _MORE = "·", "▄", "█"
 
 
-def models(control: ControlUrl = None, as_json: Json = False) -> None:
+def models(
+    control: ControlUrl = None, credentials: CredentialsDir = None, as_json: Json = False
+) -> None:
     """Show the models, each with a bar over its layers: how many nodes are ready for each."""
-    found = ask(control, ControlClient.list_models)
+    found = ask(control, credentials, ControlClient.list_models)
     if as_json:
         print_json(to_json(routes_pb2.ListModelsResponse(models=found)))
     elif not found:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from meshnet.cli.mesh import ControlUrl, NodeArgument, ask, layers_text, to_json, to_node_id
+from meshnet.cli.mesh import (
+    ControlUrl,
+    CredentialsDir,
+    NodeArgument,
+    ask,
+    layers_text,
+    to_json,
+    to_node_id,
+)
 from meshnet.cli.output import Json, console, print_json
 from meshnet.cli.watch import watch
 from meshnet.control.client import ControlClient
@@ -26,13 +35,14 @@ _LABEL_TRIES = 3
 @app.command("list")
 def list_nodes(
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     model: Annotated[str | None, typer.Option(help="Only nodes of this model.")] = None,
     region: Annotated[str, typer.Option(help="Only nodes in this region.")] = "",
     as_json: Json = False,
 ) -> None:
     """List the nodes: their layers, state, load and address."""
     request = nodes_pb2.ListNodesRequest(model=f"models/{model}" if model else "", region=region)
-    page = ask(control, lambda client: client.list_nodes_page(request))
+    page = ask(control, credentials, lambda client: client.list_nodes_page(request))
     if as_json:
         print_json(to_json(page))
         return
@@ -56,10 +66,15 @@ def list_nodes(
 
 
 @app.command("get")
-def get_node(node: NodeArgument, control: ControlUrl = None, as_json: Json = False) -> None:
+def get_node(
+    node: NodeArgument,
+    control: ControlUrl = None,
+    credentials: CredentialsDir = None,
+    as_json: Json = False,
+) -> None:
     """Show everything known of one node."""
     node_id = to_node_id(node)
-    found = ask(control, lambda client: client.get_node(node_id))
+    found = ask(control, credentials, lambda client: client.get_node(node_id))
     if as_json:
         print_json(to_json(nodes_pb2.GetNodeResponse(node=found)))
     else:
@@ -70,6 +85,7 @@ def get_node(node: NodeArgument, control: ControlUrl = None, as_json: Json = Fal
 def drain_node(
     node: NodeArgument,
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     reason: Annotated[str, typer.Option(help="Shown to other operators.")] = "",
     grace: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds after which sessions are cut off.")
@@ -81,7 +97,9 @@ def drain_node(
     The node is drained when it holds none, or when the grace is over; it can be stopped then.
     """
     node_id = to_node_id(node)
-    drained = ask(control, lambda client: client.drain(node_id, reason=reason, grace_s=grace))
+    drained = ask(
+        control, credentials, lambda client: client.drain(node_id, reason=reason, grace_s=grace)
+    )
     if as_json:
         print_json(to_json(nodes_pb2.DrainNodeResponse(node=drained)))
     else:
@@ -89,15 +107,25 @@ def drain_node(
 
 
 @app.command("cordon")
-def cordon_node(node: NodeArgument, control: ControlUrl = None, as_json: Json = False) -> None:
+def cordon_node(
+    node: NodeArgument,
+    control: ControlUrl = None,
+    credentials: CredentialsDir = None,
+    as_json: Json = False,
+) -> None:
     """Keep a node out of new routes until it is uncordoned; what it holds goes on."""
-    _cordon(node, control, as_json=as_json, cordoned=True)
+    _cordon(node, control, credentials, as_json=as_json, cordoned=True)
 
 
 @app.command("uncordon")
-def uncordon_node(node: NodeArgument, control: ControlUrl = None, as_json: Json = False) -> None:
+def uncordon_node(
+    node: NodeArgument,
+    control: ControlUrl = None,
+    credentials: CredentialsDir = None,
+    as_json: Json = False,
+) -> None:
     """Let a cordoned node into new routes again."""
-    _cordon(node, control, as_json=as_json, cordoned=False)
+    _cordon(node, control, credentials, as_json=as_json, cordoned=False)
 
 
 @app.command("label")
@@ -107,6 +135,7 @@ def label_node(
         list[str], typer.Argument(help="KEY=VALUE sets a label, KEY- removes it.", metavar="LABEL")
     ],
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     as_json: Json = False,
 ) -> None:
     """Set and remove labels of a node.
@@ -115,7 +144,7 @@ def label_node(
     """
     node_id = to_node_id(node)
     wanted = dict(_change(text) for text in changes)
-    updated = ask(control, lambda client: _label(client, node_id, wanted))
+    updated = ask(control, credentials, lambda client: _label(client, node_id, wanted))
     if as_json:
         print_json(to_json(nodes_pb2.UpdateNodeResponse(node=updated)))
     else:
@@ -126,12 +155,13 @@ def label_node(
 def remove_node(
     node: NodeArgument,
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     force: Annotated[bool, typer.Option("--force", help="Even if it has not drained.")] = False,
     as_json: Json = False,
 ) -> None:
     """Forget a node that has drained or is lost. One that still runs registers again."""
     node_id = to_node_id(node)
-    ask(control, lambda client: _remove(client, node_id, force=force))
+    ask(control, credentials, lambda client: _remove(client, node_id, force=force))
     if as_json:
         print_json(to_json(nodes_pb2.DeregisterNodeResponse()))
     else:
@@ -149,10 +179,12 @@ def labels_text(node: nodes_pb2.Node) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
 
 
-def _cordon(node: str, control: str | None, *, as_json: bool, cordoned: bool) -> None:
+def _cordon(
+    node: str, control: str | None, credentials: Path | None, *, as_json: bool, cordoned: bool
+) -> None:
     node_id = to_node_id(node)
     wanted = nodes_pb2.Node(name=f"nodes/{node_id}", cordoned=cordoned)
-    updated = ask(control, lambda client: client.update(wanted, ["cordoned"]))
+    updated = ask(control, credentials, lambda client: client.update(wanted, ["cordoned"]))
     if as_json:
         print_json(to_json(nodes_pb2.UpdateNodeResponse(node=updated)))
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from meshnet.cli.mesh import ControlUrl, ModelArgument, ask, layers_text, to_json
+from meshnet.cli.mesh import ControlUrl, CredentialsDir, ModelArgument, ask, layers_text, to_json
 from meshnet.cli.output import Json, console, print_json
 from meshnet.v1 import route_service_pb2 as routes_pb2
 from meshnet.v1 import types_pb2
@@ -20,6 +20,7 @@ _ALTERNATIVES = 3
 def route(
     model: ModelArgument,
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     exclude: Annotated[
         list[str] | None, typer.Option(help="Id of a node not to use; may be repeated.")
     ] = None,
@@ -34,6 +35,7 @@ def route(
     """Show the route that a generation of MODEL would take now."""
     selected = ask(
         control,
+        credentials,
         lambda client: client.explain_routes(
             f"models/{model}",
             exclude=exclude or (),

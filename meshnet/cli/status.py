@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from meshnet.cli.mesh import ControlUrl, ask, to_json
+from meshnet.cli.mesh import ControlUrl, CredentialsDir, ask, to_json
 from meshnet.cli.models import models_table
 from meshnet.cli.output import Json, console, print_json
 from meshnet.control.client import ControlClient
@@ -13,12 +13,14 @@ from meshnet.v1 import route_service_pb2 as routes_pb2
 __all__ = ["status"]
 
 
-def status(control: ControlUrl = None, as_json: Json = False) -> None:
+def status(
+    control: ControlUrl = None, credentials: CredentialsDir = None, as_json: Json = False
+) -> None:
     """Show whether the mesh can serve: nodes by state, models and their uncovered layers.
 
     Exit code 1 if a model has uncovered layers or the control plane does not serve.
     """
-    found, models = ask(control, _ask_both)
+    found, models = ask(control, credentials, _ask_both)
     if as_json:
         print_json(to_json(found))
     else:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from meshnet.cli.mesh import ControlUrl, ask, layers_text, to_json
+from meshnet.cli.mesh import ControlUrl, CredentialsDir, ask, layers_text, to_json
 from meshnet.cli.output import Json, console, errors, print_json
 from meshnet.control.client import ControlClient
 from meshnet.errors import Code, ConfigError, MeshError
@@ -52,6 +52,7 @@ def create(
         float, typer.Option(min=1, max=_WEEK_S, help="Seconds for which it is good, up to 7 days.")
     ] = 3600.0,
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, this once: only its hash is kept.
@@ -66,7 +67,7 @@ def create(
         except ValueError as error:
             raise ConfigError(f"--layers: {error}", field="--layers") from None
         wanted.layers.CopyFrom(types_pb2.LayerRange(start=parsed.start, end=parsed.end))
-    made = ask(control, lambda client: client.create_join_token(wanted))
+    made = ask(control, credentials, lambda client: client.create_join_token(wanted))
     text = _text(made)
     if as_json:
         print_json({**to_json(made.join_token), "token": text})
@@ -83,9 +84,11 @@ def create(
 
 
 @app.command("list")
-def list_tokens(control: ControlUrl = None, as_json: Json = False) -> None:
+def list_tokens(
+    control: ControlUrl = None, credentials: CredentialsDir = None, as_json: Json = False
+) -> None:
     """List the join tokens, without their secrets."""
-    tokens = ask(control, ControlClient.list_join_tokens)
+    tokens = ask(control, credentials, ControlClient.list_join_tokens)
     if as_json:
         print_json({"joinTokens": [to_json(token) for token in tokens]})
         return
@@ -110,11 +113,12 @@ def list_tokens(control: ControlUrl = None, as_json: Json = False) -> None:
 def delete(
     token: Annotated[str, typer.Argument(help="As `meshnet token list` shows.", metavar="TOKEN")],
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     as_json: Json = False,
 ) -> None:
     """Delete a token: nobody joins by it any more. Who did stays: see meshnet member remove."""
     public = token.removeprefix("joinTokens/")
-    ask(control, lambda client: client.delete_join_token(public))
+    ask(control, credentials, lambda client: client.delete_join_token(public))
     if as_json:
         print_json(to_json(pb.DeleteJoinTokenResponse()))
     else:

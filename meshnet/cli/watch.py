@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from meshnet.cli.mesh import ControlUrl, ask, layers_text, to_json
+from meshnet.cli.mesh import ControlUrl, CredentialsDir, ask, layers_text, to_json
 from meshnet.cli.output import Json, console, errors
 from meshnet.control.client import ControlClient
 from meshnet.errors import Code, MeshError
@@ -25,6 +25,7 @@ _DELETE = nodes_pb2.WatchNodesResponse.EVENT_TYPE_DELETE
 
 def watch(
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     model: Annotated[str | None, typer.Option(help="Only nodes of this model.")] = None,
     revision: Annotated[
         int, typer.Option(min=0, help="Begin with the changes after it; 0: all nodes first.")
@@ -38,7 +39,7 @@ def watch(
     """
     follower = Follower(f"models/{model}" if model else "", revision, load=load, as_json=as_json)
     try:
-        ask(control, follower.run)
+        ask(control, credentials, follower.run)
     except KeyboardInterrupt:
         raise typer.Exit(_EXIT_INTERRUPTED) from None
 

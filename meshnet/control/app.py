@@ -17,7 +17,9 @@ import grpc
 from aiohttp import web
 
 import meshnet
-from meshnet.control.enrollment_service import EnrollmentService
+from meshnet.authority import DEFAULT_LIFE_S
+from meshnet.control.documents import Documents
+from meshnet.control.enrollment_service import EnrollmentService, Enrolment
 from meshnet.control.grant_issuer import GrantIssuer, GrantTimes
 from meshnet.control.guard import Guard
 from meshnet.control.http_face import Handler, HttpFace
@@ -30,6 +32,7 @@ from meshnet.control.reference_service import ReferenceService
 from meshnet.control.references import References
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
+from meshnet.control.state import ControlState
 from meshnet.control.store_url import make_documents, make_store
 from meshnet.control.stubs import (
     SERVICES,
@@ -41,9 +44,8 @@ from meshnet.control.stubs import (
 )
 from meshnet.control.transcode import Transcoder
 from meshnet.control.verification import Verifier
-from meshnet.credentials import Credentials
 from meshnet.errors import ConfigError, MeshError
-from meshnet.listen import host_port, listen, refuse_exposed
+from meshnet.listen import ANY_HOSTS, host_port, listen, refuse_exposed
 
 __all__ = ["AGE_KEY", "API_TITLE", "Addresses", "ControlServer", "ControlSettings"]
 
@@ -74,6 +76,11 @@ class ControlSettings:
             ``etcd://HOST:PORT[,HOST:PORT...]``, which several replicas share.
         require_grants: nodes take sessions only along routes that were granted to them.
         grants: how long grants and their keys last.
+        state: directory of the authority, without which callers are nobody: with it both faces
+            have TLS, callers may what `authz.RULES` says, and nodes want grants. Without it
+            everybody may everything.
+        advertise: host that others reach it at, for join tokens; empty for that of `http_host`.
+        certificate_life_s: how long certificates are good.
         insecure: whether an open control plane may listen where other machines reach it.
         require_probe: leave nodes out whose model has no reference.
     """
@@ -91,11 +98,14 @@ class ControlSettings:
     store: str = "memory"
     require_grants: bool = False
     grants: GrantTimes = field(default_factory=GrantTimes)
+    state: Path | None = None
+    advertise: str = ""
+    certificate_life_s: float = DEFAULT_LIFE_S
     insecure: bool = False
     require_probe: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse times that cannot be.
+        """Refuse times that cannot be, and an address that nobody can be told.
 
         Raises:
             ConfigError: naming the setting.
@@ -104,6 +114,12 @@ class ControlSettings:
             seconds = getattr(self, name)
             if not 0 < seconds < math.inf:
                 raise ConfigError(f"{name} {seconds}: expected a positive time", field=name)
+        if self.state is not None and not self.advertise and self.http_host in ANY_HOSTS:
+            raise ConfigError(
+                f"listening on {self.http_host} says not where others reach this machine: "
+                "--advertise-control HOST is needed, for join tokens",
+                field="advertise",
+            )
 
 
 class Addresses(NamedTuple):
@@ -117,16 +133,15 @@ class ControlServer:
     """Serves until closed; may be started once.
 
     Attributes:
+        state: the state directory; None on a control plane that is open.
         socket_folder: holds the unix socket between the faces; None before the start.
 
     Args:
         settings: see there.
         clock: monotonic seconds, for leases.
-        credentials: its own. With them both faces have TLS, callers are known and may what
-            `authz.RULES` says; without, everybody may everything.
 
     Raises:
-        ConfigError: the store's address cannot be read.
+        ConfigError: the store's address cannot be read, or the state directory not be used.
     """
 
     def __init__(
@@ -134,18 +149,21 @@ class ControlServer:
         settings: ControlSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
-        credentials: Credentials | None = None,
     ) -> None:
         self._settings = settings
-        self._credentials = credentials
-        self._documents = make_documents(settings.store)
-        operators = None if credentials is None else Operators(self._documents)
-        self._guard = None if operators is None else Guard(operators)
+        self.state = _open_state(settings)
+        self._documents = _documents(settings, self.state)
+        enrolment = operators = self._guard = None
+        if self.state is not None:
+            enrolment = Enrolment(
+                self.state.authority, self._documents, self._http_reached, self._grpc_reached
+            )
+            operators = Operators(self._documents)
+            self._guard = Guard(operators)
         self._metrics = ControlMetrics()
         self._store = make_store(settings.store, clock, settings.forget_after_s)
-        self._grants = (
-            GrantIssuer(self._documents, settings.grants) if settings.require_grants else None
-        )
+        wants_grants = settings.require_grants or self.state is not None
+        self._grants = GrantIssuer(self._documents, settings.grants) if wants_grants else None
         times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
         self._references = References(self._documents, clock)
         verifier = Verifier(self._references, clock, require=settings.require_probe)
@@ -166,7 +184,7 @@ class ControlServer:
             (
                 partial(add_nodes, nodes),
                 partial(add_routes, routes),
-                partial(add_enrollment, EnrollmentService(None)),
+                partial(add_enrollment, EnrollmentService(enrolment)),
                 partial(add_operators, OperatorService(operators)),
                 partial(add_references, ReferenceService(self._references)),
             ),
@@ -175,7 +193,7 @@ class ControlServer:
             self._age,
             self._guard,
         )
-        self._grpc_port = 0
+        self._grpc_port = self._http_port = 0
         self.socket_folder: Path | None = None
         self._channel: grpc.aio.Channel | None = None
         self._face: HttpFace | None = None
@@ -189,7 +207,7 @@ class ControlServer:
             MeshError: UNAVAILABLE, the store is away.
         """
         settings = self._settings
-        if self._credentials is None and not settings.insecure:
+        if self.state is None and not settings.insecure:
             await refuse_exposed(settings.http_host, settings.http_port, "http_host", _REMEDY)
             await refuse_exposed(settings.grpc_host, settings.grpc_port, "grpc_host", _REMEDY)
         listener = await listen(settings.http_host, settings.http_port, "http_port")
@@ -198,7 +216,9 @@ class ControlServer:
                 probe = await listen(settings.grpc_host, settings.grpc_port, "grpc_port")
                 probe.close()
             self._grpc_port = self._rpc.bind(
-                settings.grpc_host, settings.grpc_port, self._credentials
+                settings.grpc_host,
+                settings.grpc_port,
+                None if self.state is None else self.state.credentials,
             )
             self.socket_folder = Path(tempfile.mkdtemp(prefix="meshnet-"))
             target = self._rpc.bind_unix(str(self.socket_folder / "grpc.sock"))
@@ -219,15 +239,17 @@ class ControlServer:
             "/openapi.json": self._describe,
         }
         admit = tls = None
-        if self._guard is not None and self._credentials is not None:
+        if self._guard is not None and self.state is not None:
+            self.state.start()
             own = {path: self._guard.guarding(path, handler) for path, handler in own.items()}
-            admit, tls = self._guard.admit_http, self._credentials.listening(optional=True)
+            admit, tls = self._guard.admit_http, self.state.credentials.listening(optional=True)
         transcoder = Transcoder(self._channel, SERVICES, admit)
         self._face = HttpFace(transcoder.handle, own, settings.close_grace_s, tls)
         await self._face.start(listener)
-        port = listener.getsockname()[1]
+        self._http_port = listener.getsockname()[1]
         return Addresses(
-            host_port(settings.http_host, port), host_port(settings.grpc_host, self._grpc_port)
+            host_port(settings.http_host, self._http_port),
+            host_port(settings.grpc_host, self._grpc_port),
         )
 
     async def close(self) -> None:
@@ -242,8 +264,25 @@ class ControlServer:
         if self._grants is not None:
             await self._grants.close()
         await self._documents.close()
+        if self.state is not None:
+            await self.state.close()
         if self.socket_folder is not None:
             shutil.rmtree(self.socket_folder, ignore_errors=True)
+
+    def urls(self, addresses: Addresses) -> Addresses:
+        """Write addresses as clients of this control plane take them."""
+        s = "" if self.state is None else "s"
+        return Addresses(f"http{s}://{addresses.http}", f"grpc{s}://{addresses.grpc}")
+
+    def _http_reached(self) -> list[str]:
+        """Give where others reach the JSON face."""
+        settings = self._settings
+        return [host_port(settings.advertise or settings.http_host, self._http_port)]
+
+    def _grpc_reached(self) -> list[str]:
+        """Give where others reach the gRPC face."""
+        settings = self._settings
+        return [host_port(settings.advertise or settings.grpc_host, self._grpc_port)]
 
     def _age(self) -> tuple[tuple[str, str], ...]:
         """Give the metadata that states how old answers may be, while the store is away."""
@@ -269,3 +308,17 @@ class ControlServer:
     async def _render_metrics(self, _request: web.BaseRequest) -> web.Response:
         body = self._metrics.render(await self._store.snapshot())
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+def _open_state(settings: ControlSettings) -> ControlState | None:
+    if settings.state is None:
+        return None
+    hosts = [settings.advertise, settings.http_host, "localhost", "127.0.0.1", "::1"]
+    named = [host for host in hosts if host and host not in ANY_HOSTS]
+    return ControlState(settings.state, life_s=settings.certificate_life_s, hosts=named)
+
+
+def _documents(settings: ControlSettings, state: ControlState | None) -> Documents:
+    """Make the documents: beside the registry, or in the state directory if that is in memory."""
+    is_lasting = settings.store != "memory"
+    return make_documents(settings.store if state is None or is_lasting else state.documents_url)

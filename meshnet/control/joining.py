@@ -7,6 +7,7 @@ whose certificate that root vouches for.
 
 from __future__ import annotations
 
+import logging
 import ssl
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from google.rpc import status_pb2  # type: ignore[import-untyped]
 from meshnet.certificates import make_csr, pem_of, spki_sha256
 from meshnet.control.enrollment_shape import ROLE_NUMBERS
 from meshnet.control.status import from_status
-from meshnet.errors import Code, MeshError
+from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.identity import CONTROL_DNS_NAME, Role
 from meshnet.join import JoinText
 from meshnet.membership import Membership, MembershipFolder
@@ -32,7 +33,9 @@ from meshnet.tls import client_context
 from meshnet.topology import LayerRange
 from meshnet.v1 import enrollment_service_pb2 as pb
 
-__all__ = ["join", "renew"]
+__all__ = ["join", "renew", "renew_if_due"]
+
+_log = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 10.0
 _MAX_BYTES: Final = 1 << 20
@@ -132,6 +135,35 @@ async def renew(folder: MembershipFolder) -> Membership:
         folder.keep(membership, answer.certificate_chain_pem, answer.trust_bundle_pem)
         return membership
     raise problem or MeshError(Code.INTERNAL, f"{folder.path} names no control plane")
+
+
+async def renew_if_due(
+    folder: MembershipFolder, *, wall_clock: Callable[[], float] = time.time
+) -> Membership | None:
+    """Renew what is past half of its life; gives what the folder keeps, None where nobody joined.
+
+    A renewal that fails is left for the next time, for as long as the certificate is good.
+
+    Raises:
+        MeshError: UNAUTHENTICATED (CERTIFICATE_ENDED), it is good no more.
+        ConfigError: a file of the folder cannot be used, naming it.
+    """
+    membership = folder.load()
+    if membership is None or wall_clock() < membership.renew_s:
+        return membership
+    if folder.expire_s() <= wall_clock():
+        raise MeshError(
+            Code.UNAUTHENTICATED,
+            f"the certificate in {folder.path} has ended: join again by a new token",
+            reason="CERTIFICATE_ENDED",
+        )
+    try:
+        return await renew(folder)
+    except ConfigError:
+        raise
+    except MeshError as error:
+        _log.warning("the certificate in %s was not renewed: %s", folder.path, error)
+        return membership
 
 
 def _is_of_this_replica(error: MeshError) -> bool:

@@ -44,7 +44,6 @@ class Secured:
 
     folder: Path
     authority: Authority
-    own: Credentials
     server: ControlServer
     addresses: Addresses
 
@@ -93,14 +92,12 @@ class Secured:
 
 @asynccontextmanager
 async def secured(folder: Path, **settings: Any) -> AsyncIterator[Secured]:
-    """Run a control plane that demands credentials."""
-    authority = Authority(folder / "authority")
-    own = make_credentials(authority, Identity(Role.CONTROL, "one"), folder / "control")
+    """Run a control plane that knows its callers."""
     server = ControlServer(
-        ControlSettings(http_port=0, grpc_port=0, close_grace_s=0.2, **settings), credentials=own
+        ControlSettings(http_port=0, grpc_port=0, close_grace_s=0.2, state=folder, **settings)
     )
     addresses = await server.start()
     try:
-        yield Secured(folder, authority, own, server, addresses)
+        yield Secured(folder, Authority(folder), server, addresses)
     finally:
         await server.close()

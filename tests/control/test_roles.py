@@ -101,7 +101,7 @@ async def test_the_certificate_of_another_mesh_is_refused(mesh: Secured, tmp_pat
 
 async def test_an_expired_certificate_is_refused(mesh: Secured, tmp_path: Path) -> None:
     before = await state(mesh)
-    yesterday = Authority(tmp_path / "authority", wall_clock=lambda: time.time() - 25 * 3600)
+    yesterday = Authority(tmp_path, wall_clock=lambda: time.time() - 25 * 3600)
     expired = make_credentials(yesterday, Identity(Role.ADMIN, "ann"), tmp_path / "late")
     await refused_at_the_handshake(mesh, expired)
     assert await state(mesh) == before
@@ -281,7 +281,8 @@ async def test_certificates_without_a_name_of_the_mesh_are_refused(
     (tmp_path / "control" / "ca.pem").write_text(
         mesh.authority.bundle_pem + nameless.ca.read_text()
     )
-    mesh.own.reload()
+    assert mesh.server.state is not None
+    mesh.server.state.credentials.reload()
     own = Credentials(TlsFiles(nameless.certificate, nameless.key, tmp_path / "control" / "ca.pem"))
     status, answer = await mesh.json("GET", "/v1/nodes", own)
     assert (status, reason(answer)) == (401, "CERTIFICATE_NAMELESS")

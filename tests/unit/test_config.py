@@ -14,7 +14,7 @@ from meshnet.errors import ConfigError
 def test_an_empty_environment_gives_the_defaults():
     settings = config.load({"HOME": "/home/someone"})
     assert settings.chunk_tokens == 128
-    assert settings.control_url == "grpc://127.0.0.1:7071"
+    assert settings.control_url is None
     assert settings.gateway_url == "http://127.0.0.1:8080"
     assert settings.cache_dir == Path("/home/someone/.cache/meshnet")
     assert settings.hub_endpoint is None
