@@ -80,7 +80,7 @@ class Stage:
         self.moves = CacheMoves(
             backend, sessions, client, self._grants, hop_timeout_s=hop_timeout_s
         )
-        self._present: set[object] = set()
+        self._present: set[Caller] = set()
         self.num_chunks = 0
         self.num_tokens = 0
         self.num_rebuilt_tokens = 0
@@ -104,11 +104,10 @@ class Stage:
         arrived = self._clock()
         header = chunk.header
         layers, want = plan(self.backend.spec, header, chunk.tensor)
-        token = object()
-        self._present.add(token)
+        self._present.add(caller)  # whose connection brings one chunk at a time
         try:
             with self.sessions.turn(header, caller) as (session, position):
-                if header.route is not session.route or header.grant is not None:
+                if header.route is not session.route or not position or header.grant:
                     self._follow(session, header, layers)
                 output, started, ended = self._scheduler.run(
                     lambda: self._compute(
@@ -120,10 +119,9 @@ class Stage:
                 if output is not None and (header.route or header.journal):
                     session.journal.add(position, output)
         finally:
-            self._present.discard(token)
+            self._present.discard(caller)
         answer = self._send_on(header, position, output, caller) if header.route else None
         now = self._clock()
-        num_bytes = 0 if output is None else output.nbytes
         timing = HopTiming(
             self.node,
             (started - arrived) * 1e3,
@@ -132,7 +130,7 @@ class Stage:
             (now - ended) * 1e3 if answer else 0.0,
             (now - arrived) * 1e3,
             chunk.wire_bytes,
-            answer.sent_bytes if answer else num_bytes,
+            answer.sent_bytes if answer else 0 if output is None else output.nbytes,
         )
         tensor = answer.tensor if answer else None if header.journal else output
         return Answer(

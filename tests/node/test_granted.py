@@ -537,3 +537,16 @@ def test_showing_grants_in_turn_keeps_no_more_of_them(authority):
     for number in range(100):
         made.check(opened, session, None, (), tokens[number % 2])
     assert len(opened.used) == 2
+
+
+async def test_a_session_cut_back_to_nothing_runs_no_other_layers(start_node, authority):
+    wide, node, backend = await start_node("wide", 0, 2)
+    authority.rule(node)
+    hop = Hop(wide.node, wide.address, LayerRange(0, 1))
+    session = new_session()
+    async with calling(place(hop)) as caller:
+        for at, position in ((hop, 0), (hop, 1), (wide, 0), (hop, 0)):
+            token = authority.grant(session, hop) if not backend.calls else None
+            await caller.send(written(chunk(session, at, position=position, grant=token)))
+            assert (await caller.read()).status == (403 if at is wide else 200)
+    assert [call[2] for call in backend.calls] == ["0-1"] * 3

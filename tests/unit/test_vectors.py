@@ -113,6 +113,7 @@ def test_every_header_has_a_good_and_a_bad_request() -> None:
         "traceparent",
         "X-Meshnet-Epoch",
         "X-Meshnet-Journal",
+        "X-Meshnet-Grant",
     }
     assert {vector.expect["field"] for vector in BAD} == known | {"Content-Length"}
     assert known <= {name for vector in GOOD for name, _ in vector.headers}

@@ -35,6 +35,7 @@ GRAMMAR = {
     "X-Meshnet-Max-Tokens": r"(?!0*$)\d{1,20}",
     "X-Meshnet-Epoch": r"\d{1,20}",
     "X-Meshnet-Journal": r"1",
+    "X-Meshnet-Grant": r"[A-Za-z0-9_.-]{1,8192}",
     "traceparent": r"(?!ff)(?!00-.{52}-)[\da-f]{2}-(?!0{32})[\da-f]{32}-(?!0{16})[\da-f]{16}"
     r"-[\da-f]{2}(-[!-~]*)?",
 }

@@ -1,0 +1,81 @@
+"""A mesh of processes whose nodes want grants: the same answers, whoever leaves on the way."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.e2e.commands import eventually
+from tests.e2e.sessions import LAYERS, Mesh, figures, mesh
+
+
+def drain(made: Mesh, name: str) -> None:
+    request = urllib.request.Request(
+        f"{made.facts['control_http']}/v1/nodes/{name}:drain",
+        b'{"gracePeriod": "60s"}',
+        {"Content-Type": "application/json"},
+        method="POST",
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
+
+
+def forged(address: str, target: str) -> tuple[int, str]:
+    """Ask a node, as anybody could, to send a session on to `target`; gives status and reason."""
+    request = urllib.request.Request(
+        f"http://{address}/sessions/8d7f2f0a-5c1e-4b7a-9a53-0d7c6f1e2b34",
+        headers={
+            "X-Meshnet-Max-Tokens": "5",
+            "X-Meshnet-Layers": "0-10",
+            "X-Meshnet-Route": f"target@{target}/10-20",
+        },
+        method="PUT",
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(request):
+        pass
+    with caught.value as answer:
+        return answer.status, json.loads(answer.read())["reason"]
+
+
+@pytest.mark.timeout(600)
+def test_grants_change_no_token_when_a_node_is_lost_or_drains(smollm2):
+    with mesh(smollm2, "--require-grants") as made:
+        undisturbed = made.ask().choices[0].message.content
+        made.join("spare", LAYERS["middle"])
+        first = made.nodes["first"].ready["address"]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            assert forged(first, f"127.0.0.1:{port}") == (403, "GRANT_MISSING")
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+        used = "middle"
+
+        def leave() -> None:
+            nonlocal used
+            busy = figures(made.nodes["spare"].ready["address"])["meshnet_sessions"]
+            used = "spare" if busy else "middle"
+            drain(made, used)
+
+        assert made.stream_and(leave) == undisturbed
+        left = made.nodes[used].ready["address"]
+        eventually(lambda: figures(left)["meshnet_sessions"] == 0)
+        # Of those with the middle layers, one is left, and then another.
+        made.join("late", LAYERS["middle"])
+        made._cordon("spare" if used == "middle" else "middle", cordoned=True)
+        made.join_aside("last-hope", LAYERS["middle"])
+
+        def lose() -> None:
+            made.admit("last-hope")
+            made.nodes["late"].process.kill()
+
+        assert made.stream_and(lose) == undisturbed
+        with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        assert 'meshnet_recoveries_total{way="journal"} 1.0' in lines
+        assert not any("X-Meshnet-Grant" in line for line in made.gateway.errors)
+        assert not any("Traceback" in line for line in made.gateway.errors)
