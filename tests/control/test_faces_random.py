@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -41,6 +42,10 @@ def values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
         one = st.booleans()
     elif field.type == FieldDescriptor.TYPE_DOUBLE:
         one = st.floats(allow_nan=False, allow_infinity=False)
+    elif field.type == FieldDescriptor.TYPE_FLOAT:
+        one = st.floats(allow_nan=False, allow_infinity=False, width=32)
+    elif field.type == FieldDescriptor.TYPE_BYTES:
+        one = st.binary(max_size=9).map(lambda raw: base64.b64encode(raw).decode())
     elif field.type in INTEGERS:
         one = st.one_of(st.just(0 if "32" in str(field.type) else 1), INTEGERS[field.type])
     else:

@@ -45,35 +45,24 @@ def forged(address: str, target: str) -> tuple[int, str]:
 def test_grants_change_no_token_when_a_node_is_lost_or_drains(smollm2):
     with mesh(smollm2, "--require-grants") as made:
         undisturbed = made.ask().choices[0].message.content
-        made.join("spare", LAYERS["middle"])
-        first = made.nodes["first"].ready["address"]
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-            assert forged(first, f"127.0.0.1:{port}") == (403, "GRANT_MISSING")
+            target = f"127.0.0.1:{listener.getsockname()[1]}"
+            first = made.nodes["first"].ready["address"]
+            assert forged(first, target) == (403, "GRANT_MISSING")
             listener.setblocking(False)
             with pytest.raises(BlockingIOError):
                 listener.accept()
-        used = "middle"
-
-        def leave() -> None:
-            nonlocal used
-            busy = figures(made.nodes["spare"].ready["address"])["meshnet_sessions"]
-            used = "spare" if busy else "middle"
-            drain(made, used)
-
-        assert made.stream_and(leave) == undisturbed
-        left = made.nodes[used].ready["address"]
-        eventually(lambda: figures(left)["meshnet_sessions"] == 0)
-        # Of those with the middle layers, one is left, and then another.
-        made.join("late", LAYERS["middle"])
-        made._cordon("spare" if used == "middle" else "middle", cordoned=True)
-        made.join_aside("last-hope", LAYERS["middle"])
+        spare = made.join_aside("spare", LAYERS["middle"])
 
         def lose() -> None:
-            made.admit("last-hope")
-            made.nodes["late"].process.kill()
+            made.admit("spare")
+            made.nodes["middle"].process.kill()
 
         assert made.stream_and(lose) == undisturbed
+        # It starts again under its name: grants are for its new start.
+        made.join("middle", LAYERS["middle"])
+        assert made.stream_and(lambda: drain(made, "spare")) == undisturbed
+        eventually(lambda: figures(spare.ready["address"])["meshnet_sessions"] == 0)
         with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
             lines = answer.read().decode().splitlines()
         assert 'meshnet_recoveries_total{way="journal"} 1.0' in lines
