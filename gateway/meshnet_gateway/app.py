@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +13,13 @@ from meshnet.control.app import ControlServer, ControlSettings
 from meshnet.control.client import ControlClient
 from meshnet.control.store_url import make_documents
 from meshnet.credentials import Credentials
-from meshnet.errors import MeshError
 from meshnet.listen import host_port, listen
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.late import LateAnswers, ask_health
 from meshnet.tls import TlsFiles, server_context
 from meshnet_gateway.admission import METRICS_PATH, add_admission
 from meshnet_gateway.draining import DrainingNodes
+from meshnet_gateway.health import Health
 from meshnet_gateway.key_ring import KeyRing
 from meshnet_gateway.limits import DEFAULT_LIMITS, GatewayLimits
 from meshnet_gateway.listener import LimitedSite, watch_requests
@@ -107,6 +105,7 @@ class Gateway:
         )
         self._https = server_context(settings.https)
         self._service: OpenAIService | None = None
+        self._health: Health | None = None
         self._watch: NodeWatch | None = None
         self._pipelines: RecoveringPipelines | None = None
         self._listener: socket.socket | None = None
@@ -128,6 +127,7 @@ class Gateway:
             self.control_grpc,
             credentials=tls if tls is not None and tls.identity is not None else None,
         )
+        self._health = Health(self._control, self._models)
         lost, draining = LostNodes(), DrainingNodes()
         self._watch = NodeWatch(self._control, lost, draining)
         self._watch.start()
@@ -144,7 +144,7 @@ class Gateway:
         if self._keys is not None:
             await self._keys.open()
         app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/healthz", self._health.answer)
         app.router.add_get(METRICS_PATH, self._metrics)
         limits = self.settings.limits
         self._service = OpenAIService(self._models, self._pipelines, limits=limits)
@@ -175,6 +175,8 @@ class Gateway:
         await self._presence.close()
         await self._plane.close()
         await self._asker.close()
+        if self._health is not None:
+            await self._health.close()
         if self._watch is not None:
             await self._watch.close()
         if self._control is not None:
@@ -184,21 +186,6 @@ class Gateway:
 
     async def _ask(self, address: str, timeout_s: float) -> None:
         await ask_health(self._asker, address, timeout_s)
-
-    async def _healthz(self, _: web.Request) -> web.Response:
-        """Answer 200 when every model's layers are covered by nodes whose forward ran."""
-        uncovered = {}
-        for name in self._models:
-            problem = await self._coverage_problem(name)
-            if problem is not None:
-                uncovered[name] = problem
-        status = "waiting for nodes" if uncovered else "ready"
-        body = {"status": status, "models": sorted(self._models), "uncovered": uncovered}
-        return web.Response(
-            status=503 if uncovered else 200,
-            body=json.dumps(body).encode(),
-            content_type="application/json",
-        )
 
     async def _metrics(self, _: web.Request) -> web.Response:
         pipelines = self._pipelines
@@ -210,19 +197,3 @@ class Gateway:
         return web.Response(
             body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
-
-    async def _coverage_problem(self, model: str) -> str | None:
-        """Say what keeps a model from being served; selects no route, which would count as one."""
-        if self._control is None:
-            return "starting"
-        try:
-            async with asyncio.timeout(5.0):
-                found = await self._control.get_model(f"models/{model}")
-        except MeshError as error:
-            return error.message
-        except TimeoutError:
-            return "the control plane does not answer"
-        if found.uncovered:
-            layers = ", ".join(f"{layers.start}-{layers.end}" for layers in found.uncovered)
-            return f"no ready node has layers {layers}"
-        return None

@@ -1,0 +1,179 @@
+"""A whole gateway that wants keys, over HTTPS: what is open, what is not, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from meshnet.compression import CompressionPolicies
+from meshnet.control.api_keys import create_api_key
+from meshnet.control.store_url import make_documents
+from meshnet.errors import ConfigError
+from meshnet.tls import TlsFiles
+from meshnet_gateway import admission
+from meshnet_gateway.app import Gateway, GatewaySettings
+from meshnet_gateway.model_text import ModelText
+from tests.gateway.mesh import NUM_LAYERS, Mesh, stub_mesh
+from tests.plane.certificates import Authority, make_authority
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return make_authority(tmp_path_factory.mktemp("https"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path}/keys.db"
+
+
+@pytest.fixture
+async def key(store: str) -> str:
+    documents = make_documents(store)
+    await documents.open()
+    _, text = await create_api_key(documents, "app", now_s=time.time(), streams=2)
+    await documents.close()
+    return text
+
+
+@pytest.fixture
+async def mesh(text: ModelText, store: str, authority: Authority) -> AsyncIterator[Mesh]:
+    https = TlsFiles(authority.certificate, authority.key, flags="--https")
+    async with stub_mesh(text, api_keys=store, https=https) as mesh:
+        mesh.url = mesh.url.replace("http://", "https://")
+        await mesh.join("all", 0, NUM_LAYERS)
+        yield mesh
+
+
+@pytest.fixture
+def trust(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.ca))
+
+
+async def get(mesh: Mesh, trust: ssl.SSLContext, path: str, **headers: str) -> tuple[int, str]:
+    async with mesh.http.get(mesh.url + path, ssl=trust, headers=headers) as response:
+        return response.status, await response.text()
+
+
+async def test_openais_client_over_https(mesh: Mesh, trust: ssl.SSLContext, key: str) -> None:
+    client = openai.AsyncOpenAI(
+        base_url=f"{mesh.url}/v1",
+        api_key=key,
+        max_retries=0,
+        http_client=openai.DefaultAsyncHttpxClient(verify=trust),
+    )
+    async with client:
+        wanted: dict[str, Any] = mesh.request()
+        bias = {str(token): value for token, value in wanted.pop("logit_bias").items()}
+        answer = await client.completions.create(**wanted, logit_bias=bias)
+        assert answer.choices[0].text == "hhh"
+        stream = await client.completions.create(**wanted, logit_bias=bias, stream=True)
+        assert "".join([piece.choices[0].text async for piece in stream]) == "hhh"
+        with pytest.raises(openai.AuthenticationError):
+            await client.with_options(api_key=key[:-1]).completions.create(**wanted)
+
+
+async def test_health_is_open_and_metrics_are_for_this_machine_and_keys(
+    mesh: Mesh, trust: ssl.SSLContext, key: str
+) -> None:
+    assert (await get(mesh, trust, "/healthz"))[0] == 200
+    assert (await get(mesh, trust, "/metrics"))[0] == 200
+    forwarded = {"X-Forwarded-For": "203.0.113.9"}
+    status, body = await get(mesh, trust, "/metrics", **forwarded)
+    assert (status, "invalid_api_key" in body) == (401, True)
+    allowed = {**forwarded, "Authorization": f"Bearer {key}"}
+    status, body = await get(mesh, trust, "/metrics", **allowed)
+    assert (status, "meshnet_sessions_opened_total" in body) == (200, True)
+    assert (await get(mesh, trust, "/v1/models", **forwarded))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_here"),
+    [
+        (("127.0.0.1", 5), True),
+        (("127.8.8.8", 5), True),
+        (("::1", 5, 0, 0), True),
+        (("192.0.2.1", 5), False),
+        (("fe80::1%eth0", 5, 0, 2), False),
+        (("2001:db8::1", 5, 0, 0), False),
+        (None, False),
+        ("", False),
+    ],
+)
+def test_who_is_here(peer: Any, is_here: bool) -> None:
+    transport = SimpleNamespace(get_extra_info=lambda name: peer)
+    request: Any = SimpleNamespace(transport=transport, headers={})
+    assert admission._is_from_here(request) is is_here
+    request.headers = {"Forwarded": "for=127.0.0.1"}
+    assert not admission._is_from_here(request)
+
+
+async def test_those_who_ask_for_health_at_a_time_share_one_look(
+    mesh: Mesh, trust: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = mesh.gateway._control
+    assert control is not None
+    looks = 0
+    go_on = asyncio.Event()
+    get_model = control.get_model
+
+    async def counted(name: str) -> Any:
+        nonlocal looks
+        looks += 1
+        await go_on.wait()
+        return await get_model(name)
+
+    monkeypatch.setattr(control, "get_model", counted)
+    asking = [asyncio.create_task(get(mesh, trust, "/healthz")) for _ in range(8)]
+    async with asyncio.timeout(20):
+        while len(mesh.gateway._runner.server.connections) < 8:
+            await asyncio.sleep(0.01)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    go_on.set()
+    assert {status for status, _ in await asyncio.gather(*asking)} == {200}
+    assert looks < 8
+    assert (await get(mesh, trust, "/healthz"))[0] == 200  # and a later one looks anew
+    assert looks >= 2
+
+
+async def test_plain_http_gets_nothing_of_a_port_with_https(mesh: Mesh) -> None:
+    url = mesh.url.replace("https://", "http://")
+    with pytest.raises(aiohttp.ClientError):
+        await mesh.http.get(f"{url}/healthz")
+
+
+async def test_a_handshake_that_does_not_go_on_keeps_nobody_waiting(
+    mesh: Mesh, trust: ssl.SSLContext
+) -> None:
+    host, port = mesh.url.removeprefix("https://").split(":")
+    writers = []
+    for _ in range(50):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"\x16\x03\x01")
+        writers.append(writer)
+    async with asyncio.timeout(20):
+        assert (await get(mesh, trust, "/healthz"))[0] == 200
+    for writer in writers:
+        writer.close()
+
+
+def test_https_files_that_cannot_be_used(text: ModelText, authority: Authority) -> None:
+    for files, said in (
+        (TlsFiles(certificate=authority.certificate), "--https-key is missing"),
+        (TlsFiles(key=authority.key), "--https-cert is missing"),
+        (TlsFiles(authority.key, authority.key), "--https-cert: .* holds no certificate"),
+        (TlsFiles(authority.ca, authority.key), "is not the key of --https-cert"),
+    ):
+        named = TlsFiles(files.certificate, files.key, flags="--https")
+        with pytest.raises(ConfigError, match=said):
+            Gateway(GatewaySettings(https=named), {}, CompressionPolicies())
