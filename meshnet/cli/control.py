@@ -13,12 +13,14 @@ from meshnet import __version__
 from meshnet.authority import AUTHORITY_FILE, DEFAULT_LIFE_S, DEFAULT_OVERLAP_S, Authority
 from meshnet.cli.output import Json, console, print_json
 from meshnet.cli.secured import AdvertiseControl, CertificateLife, Insecure, State
-from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
+from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
 from meshnet.control.app import API_TITLE, ControlServer, ControlSettings
+from meshnet.control.limits import DEFAULT_LIMITS
 from meshnet.control.openapi import openapi
 from meshnet.control.state import ADMIN_FOLDER
 from meshnet.control.stubs import SERVICES
 from meshnet.errors import ConfigError
+from meshnet.limits import change_limits
 
 __all__ = ["app"]
 
@@ -61,6 +63,7 @@ def control(
     advertise_control: AdvertiseControl = "",
     certificate_life: CertificateLife = DEFAULT_LIFE_S,
     insecure: Insecure = False,
+    limit: Limits = None,
     as_json: Json = False,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -89,6 +92,7 @@ def control(
         certificate_life_s=certificate_life,
         insecure=insecure,
         require_probe=require_probe,
+        limits=change_limits(limit or [], DEFAULT_LIMITS)[0],
     )
 
     @asynccontextmanager

@@ -15,7 +15,7 @@ import typer
 
 from meshnet.cli.output import console
 
-__all__ = ["ExitWithParent", "announce", "serve", "split_address"]
+__all__ = ["ExitWithParent", "Limits", "announce", "serve", "split_address"]
 
 from meshnet.errors import ConfigError
 
@@ -25,6 +25,16 @@ ExitWithParent = Annotated[
         "--exit-with-parent",
         hidden=True,
         help="End when standard input closes, as it does when the process that started this ends.",
+    ),
+]
+
+Limits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=NUMBER",
+        help="Change a limit of SECURITY.md's table; may be repeated.",
+        show_default=False,
     ),
 ]
 

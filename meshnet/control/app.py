@@ -23,6 +23,7 @@ from meshnet.control.enrollment_service import EnrollmentService, Enrolment
 from meshnet.control.grant_issuer import GrantIssuer, GrantTimes
 from meshnet.control.guard import Guard
 from meshnet.control.http_face import Handler, HttpFace
+from meshnet.control.limits import DEFAULT_LIMITS, ControlLimits
 from meshnet.control.metrics import CONTENT_TYPE, ControlMetrics
 from meshnet.control.node_service import LeaseTimes, NodeService
 from meshnet.control.openapi import openapi
@@ -83,6 +84,7 @@ class ControlSettings:
         certificate_life_s: how long certificates are good.
         insecure: whether an open control plane may listen where other machines reach it.
         require_probe: leave nodes out whose model has no reference.
+        limits: of what callers send, and how slowly.
     """
 
     http_host: str = "127.0.0.1"
@@ -103,6 +105,7 @@ class ControlSettings:
     certificate_life_s: float = DEFAULT_LIFE_S
     insecure: bool = False
     require_probe: bool = False
+    limits: ControlLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         """Refuse times that cannot be, and an address that nobody can be told.
@@ -192,6 +195,7 @@ class ControlServer:
             self._metrics.observe,
             self._age,
             self._guard,
+            settings.limits,
         )
         self._grpc_port = self._http_port = 0
         self.socket_folder: Path | None = None
@@ -243,8 +247,8 @@ class ControlServer:
             self.state.start()
             own = {path: self._guard.guarding(path, handler) for path, handler in own.items()}
             admit, tls = self._guard.admit_http, self.state.credentials.listening(optional=True)
-        transcoder = Transcoder(self._channel, SERVICES, admit)
-        self._face = HttpFace(transcoder.handle, own, settings.close_grace_s, tls)
+        transcoder = Transcoder(self._channel, SERVICES, admit, settings.limits)
+        self._face = HttpFace(transcoder.handle, own, settings.close_grace_s, tls, settings.limits)
         await self._face.start(listener)
         self._http_port = listener.getsockname()[1]
         return Addresses(

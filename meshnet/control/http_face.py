@@ -5,21 +5,20 @@ aiohttp's low-level server: its router, middlewares and error pages are not used
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
 
-from aiohttp import HttpVersion11, http_exceptions, web
+from aiohttp import HttpVersion11, web
 
-from meshnet.control.httpmeta import mesh_error_answer
+from meshnet.control.http_connection import BoundedServer, error_response
+from meshnet.control.limits import DEFAULT_LIMITS, ControlLimits
 from meshnet.errors import Code, MeshError
 from meshnet.listen import BACKLOG
 
-__all__ = ["MAX_BODY_BYTES", "Handler", "HttpFace"]
-
-MAX_BODY_BYTES: Final = 1024 * 1024
+__all__ = ["Handler", "HttpFace"]
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -34,6 +33,7 @@ class HttpFace:
         own: GET handlers of exact paths.
         close_grace_s: what running requests get when the face closes.
         tls: a server's context; None for no TLS.
+        limits: of connections and requests.
     """
 
     def __init__(
@@ -42,29 +42,36 @@ class HttpFace:
         own: Mapping[str, Handler],
         close_grace_s: float,
         tls: ssl.SSLContext | None = None,
+        limits: ControlLimits = DEFAULT_LIMITS,
     ) -> None:
         self._handle = handle
         self._own = own
         self._close_grace_s = close_grace_s
         self._tls = tls
+        self._limits = limits
+        self._serving: asyncio.Server | None = None
         self._runner: web.ServerRunner | None = None
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a socket that is bound."""
-        server = _Server(
-            self._answer,
-            request_factory=_make_request,
-            handler_cancellation=True,  # a client that goes away cancels its call
-            access_log=None,
-            auto_decompress=False,
-        )
+        server = BoundedServer(self._answer, self._limits)
         self._runner = web.ServerRunner(server, shutdown_timeout=self._close_grace_s)
         await self._runner.setup()
-        site = web.SockSite(self._runner, listener, ssl_context=self._tls, backlog=BACKLOG)
-        await site.start()
+        loop = asyncio.get_running_loop()
+        tls_timeout_s = None if self._tls is None else self._limits.head_timeout_s
+        self._serving = await loop.create_server(
+            server,
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=tls_timeout_s,
+            ssl_shutdown_timeout=tls_timeout_s,
+        )
 
     async def close(self) -> None:
         """Stop to listen, give running requests a moment, close every connection."""
+        if self._serving is not None:
+            self._serving.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -81,10 +88,10 @@ class HttpFace:
                 f"{request.method} is not served at {request.path!r}: expected GET",
             )
         except MeshError as error:
-            return _response(error)
+            return error_response(error)
         except Exception:  # noqa: BLE001 - the edge: no traceback is an answer
             _log.exception("%s %s failed", request.method, request.path)
-            return _response(MeshError(Code.INTERNAL, "the control plane failed; see its log"))
+            return error_response(MeshError(Code.INTERNAL, "the control plane failed; see its log"))
 
 
 async def _meet_expectation(request: web.BaseRequest) -> None:
@@ -100,51 +107,3 @@ async def _meet_expectation(request: web.BaseRequest) -> None:
         )
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # no answer has begun
-
-
-class _Server(web.Server):
-    """Makes protocols whose own errors are JSON too."""
-
-    def __call__(self) -> web.RequestHandler:
-        return _Protocol(self, loop=self._loop, **self._kwargs)
-
-
-class _Protocol(web.RequestHandler):
-    """Answers what is no HTTP in Status JSON."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Give the answer to a request that could not be read; the connection ends with it."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun already")
-        code, text = Code.INTERNAL, "the control plane failed to answer"
-        if isinstance(exc, http_exceptions.LineTooLong):
-            code, text = Code.HEADERS_TOO_LARGE, "a line of the head is over 8190 bytes"
-        elif status < 500:
-            first = next(iter((message or "").splitlines()), "").strip(" :")
-            code, text = Code.INVALID_ARGUMENT, f"not a request of HTTP/1.1: {first[:200]}"
-        _log.info("a request of %s: %s", request.remote, text)
-        response = _response(MeshError(code, text))
-        response.force_close()
-        return response
-
-
-def _make_request(
-    message: Any, payload: Any, protocol: Any, writer: Any, task: Any
-) -> web.BaseRequest:
-    loop = task.get_loop()
-    return web.BaseRequest(
-        message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY_BYTES
-    )
-
-
-def _response(error: MeshError) -> web.Response:
-    number, headers, body = mesh_error_answer(error)
-    return web.Response(status=number, headers=headers, body=body)

@@ -17,14 +17,13 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from meshnet.control.caller import acting
 from meshnet.control.guard import Caller, Guard
 from meshnet.control.keepalive import SERVER_OPTIONS
+from meshnet.control.limits import DEFAULT_LIMITS, ControlLimits
 from meshnet.control.status import DETAILS_KEY, to_status
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.listen import host_port
 
 __all__ = ["Observer", "RpcServer"]
-
-MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 
 Observer = Callable[[str, str, float], None]
 """Told the method (``/package.Service/Method``), the code's name and the seconds of each call."""
@@ -36,11 +35,18 @@ Trailing = tuple[tuple[str, str], ...]
 
 _log = logging.getLogger(__name__)
 
-_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second listener
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    *SERVER_OPTIONS,
-)
+
+def _options(limits: ControlLimits) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second listener
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
+        ("grpc.max_metadata_size", limits.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
+        ("grpc.max_concurrent_streams", limits.max_streams),
+        ("grpc.server_handshake_timeout_ms", int(limits.head_timeout_s * 1000)),
+        ("grpc.max_connection_idle_ms", int(limits.grpc_idle_timeout_s * 1000)),
+        *SERVER_OPTIONS,
+    )
 
 
 class RpcServer:
@@ -52,6 +58,7 @@ class RpcServer:
         observe: told of each call that ended.
         trailing: gives metadata to add to the end of each unary call.
         guard: refuses what is not a caller's to call; None lets everybody call everything.
+        limits: of messages and connections.
     """
 
     def __init__(
@@ -61,9 +68,10 @@ class RpcServer:
         observe: Observer,
         trailing: Callable[[], Trailing] = tuple,
         guard: Guard | None = None,
+        limits: ControlLimits = DEFAULT_LIMITS,
     ) -> None:
         interceptor = _Edge(observe, trailing, guard)
-        self._server = grpc.aio.server(interceptors=(interceptor,), options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(interceptor,), options=_options(limits))
         for add in add_services:
             add(self._server)
         self._names = (*names, "")

@@ -5,6 +5,7 @@ Knows no service of meshnet: descriptors and a channel are all it works from.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -16,7 +17,6 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from meshnet.control.binding import bind_body, bind_path, bind_query, mask_of, parse_json
-from meshnet.control.http_face import MAX_BODY_BYTES
 from meshnet.control.httpmeta import (
     Metadata,
     check_origin,
@@ -29,6 +29,7 @@ from meshnet.control.httpmeta import (
     to_json,
 )
 from meshnet.control.httprules import Binding, HttpRules
+from meshnet.control.limits import DEFAULT_LIMITS, ControlLimits
 from meshnet.control.status import status_of
 from meshnet.errors import Code, MeshError
 
@@ -55,6 +56,7 @@ class Transcoder:
         services: whose annotated methods are served.
         admit: refuses a request for an RPC, or gives metadata that says who sent it;
             ``Authorization`` goes no further then. None lets all requests pass.
+        limits: of bodies.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class Transcoder:
         channel: grpc.aio.Channel,
         services: Iterable[ServiceDescriptor],
         admit: Admit | None = None,
+        limits: ControlLimits = DEFAULT_LIMITS,
     ) -> None:
+        self._limits = limits
         self._channel = channel
         self._admit = admit
         self._rules = HttpRules(services)
@@ -101,7 +105,8 @@ class Transcoder:
         binding, values = matching[0]
         check_origin(request.method, request.headers)
         told = () if self._admit is None else await self._admit(request, binding.rpc)
-        message = await _message(request, binding, values, query)
+        body = await self._read(request)
+        message = _message(request, binding, values, query, body)
         metadata = metadata_in(request.headers.items())
         if self._admit is not None:
             metadata = (*(pair for pair in metadata if pair[0] != "authorization"), *told)
@@ -112,6 +117,23 @@ class Transcoder:
         if request.method == "HEAD":
             return web.Response(content_type="application/json")
         return await self._stream(request, binding, message, metadata, timeout_s)
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        """Read the body, refusing one that is too large before it is all in memory."""
+        limits = self._limits
+        try:
+            async with asyncio.timeout(limits.body_timeout_s):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise MeshError(
+                Code.TOO_LARGE, f"the body is over {limits.max_body_bytes} bytes", field="body"
+            ) from None
+        except TimeoutError:
+            raise MeshError(
+                Code.REQUEST_TIMEOUT,
+                f"the body did not arrive within {limits.body_timeout_s:g} s",
+                field="body",
+            ) from None
 
     async def _unary(
         self,
@@ -197,12 +219,15 @@ def _of_method(
     return [item for item in found if item[0].http_method == method]
 
 
-async def _message(
-    request: web.BaseRequest, binding: Binding, values: Mapping[str, str], query: str
+def _message(
+    request: web.BaseRequest,
+    binding: Binding,
+    values: Mapping[str, str],
+    query: str,
+    body: bytes,
 ) -> Message:
     """Build the request message from body, path and query, in this order."""
     message = binding.request_type()
-    body = await _read(request)
     if body and not binding.body:
         raise MeshError(Code.INVALID_ARGUMENT, "this method takes no body", field="body")
     encoding = request.headers.get("Content-Encoding", "identity")
@@ -239,16 +264,6 @@ def _fill_mask(message: Any, binding: Binding, parsed: Any, bound: set[str]) -> 
     if not message.HasField("update_mask"):
         skip = {path.removeprefix(f"{binding.body}.") for path in bound}
         message.update_mask.paths.extend(mask_of(parsed, body.message_type, skip))
-
-
-async def _read(request: web.BaseRequest) -> bytes:
-    """Read the body, refusing one that is too large before it is all in memory."""
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise MeshError(
-            Code.TOO_LARGE, f"the body is over {MAX_BODY_BYTES} bytes", field="body"
-        ) from None
 
 
 def _failed(error: grpc.aio.AioRpcError) -> Answer:

@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 _FORWARD: Final = "/forward"
 _DRAIN_BYTES: Final = 64 * 1024
 """An unread body up to this is read and dropped; for a longer one the connection closes."""
+_PACED_BYTES: Final = 8 * 1024 * 1024
+"""Of a longer body, each so many bytes have a deadline of their own: a slow sender is found out
+in minutes, however long a body it announced."""
 _LINGER_S: Final = 2.0
 _MAX_DIGITS: Final = 20
 
@@ -53,10 +56,13 @@ class Exchange:
         stream: the connection; closed by its owner.
         caller: told when the other end closes.
         idle: no request is in flight, so that no answer is lost by closing.
+        waits_since: of ``time.monotonic``: since when its caller owes a whole head; None
+            while it owes none.
     """
 
     def __init__(self, stream: Stream, service: Service) -> None:
         self.idle = True
+        self.waits_since: float | None = time.monotonic()
         self.stream = stream
         self.caller = Caller()
         self._service = service
@@ -81,6 +87,11 @@ class Exchange:
         if self.idle:
             self.stream.stop_reading()
 
+    def give_way(self) -> None:
+        """End a connection whose caller owes a head; from any thread."""
+        self.waits_since = None
+        self.stream.abort()
+
     def cancel(self) -> None:
         """End the request in flight; from any thread."""
         self.caller.leave()
@@ -92,6 +103,7 @@ class Exchange:
         self._unread = 0
         if not stream.inbox.buffered:
             self.idle = True
+            self.waits_since = time.monotonic()
             left_s = stream.expires - time.time()
             if self._service.closing or left_s <= 0:
                 return False
@@ -100,6 +112,7 @@ class Exchange:
         self.idle = False
         again = self._take_again()
         if again is not None:
+            self.waits_since = None
             return self._answer(self._forward(*again), keep_alive=True, method="POST")
         try:
             head = stream.inbox.take_head(limits.max_header_bytes)
@@ -108,6 +121,7 @@ class Exchange:
                 head = stream.run(read_head(stream.inbox, limits.max_header_bytes))
                 if head is None:
                     return False
+            self.waits_since = None
             request, header = self._read_head(head)
         except TimeoutError:
             return self._refuse(late("the head", limits.read_timeout_s))
@@ -286,15 +300,17 @@ class Exchange:
     def _run(self, request: RequestHead, reading: Reading[_T], num_bytes: int) -> _T:
         """Read a body whose header has been found good."""
         stream, limits = self.stream, self._service.limits
-        timeout_s = limits.read_timeout_s + num_bytes / limits.min_bytes_per_s
-        stream.set_deadline(timeout_s)
+        piece_bytes = min(num_bytes, _PACED_BYTES)
+        timeout_s = limits.read_timeout_s + piece_bytes / limits.min_bytes_per_s
+        stream.set_pace(piece_bytes, timeout_s)
         if request.expects_continue and not stream.inbox.buffered:
             stream.send(CONTINUE)
         self._unread = None
         try:
             read = stream.run(reading)
         except TimeoutError:
-            raise late("the body", timeout_s) from None
+            piece = "the body" if num_bytes <= _PACED_BYTES else f"{_PACED_BYTES} bytes of the body"
+            raise late(piece, timeout_s) from None
         except ConnectionEndedError:
             raise WireError(f"the connection ended within a body of {num_bytes} bytes") from None
         self._unread = 0

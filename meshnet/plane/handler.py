@@ -90,7 +90,9 @@ class PlaneLimits:
         read_timeout_s: how long a head may take to arrive, and a body to begin with.
         write_timeout_s: the same for an answer.
         min_bytes_per_s: a body or answer gets its size over this on top of its timeout.
-        max_connections: open at once; one more is answered with 503.
+        max_connections: open at once; one more is answered with 503, or takes the place of
+            one whose caller owes a head for longest.
+        spare_idle_s: for which a caller may owe a head before it can lose its place so.
     """
 
     wire: WireLimits = DEFAULT_LIMITS
@@ -101,6 +103,7 @@ class PlaneLimits:
     write_timeout_s: float = 30.0
     min_bytes_per_s: float = 64 * 1024
     max_connections: int = 1024
+    spare_idle_s: float = 5.0
 
     def __post_init__(self) -> None:
         if not 0 < self.max_header_bytes <= _MAX_HEADER_BYTES:

@@ -37,6 +37,8 @@ __all__ = ["PlaneHandler", "PlaneLimits", "PlaneServer"]
 
 logger = logging.getLogger(__name__)
 
+_MAX_ENDING: Final = 64
+"""Connections past the limit whose threads are about to end."""
 _ACCEPT_PAUSE_S: Final = 0.1
 _SETTLE_S: Final = 0.1
 """What threads get in any case that are about to end by themselves."""
@@ -157,7 +159,7 @@ class PlaneServer:
     def _admit(self, sock: socket.socket, watcher: Watcher) -> None:
         """Give an accepted connection its thread."""
         sock.setblocking(True)
-        if len(self._exchanges) >= self._service.limits.max_connections:
+        if len(self._exchanges) >= self._service.limits.max_connections and not self._make_room():
             self._turn_away(sock)
             return
         try:
@@ -169,12 +171,33 @@ class PlaneServer:
         thread = threading.Thread(
             target=self._serve, args=(exchange, watcher), name="plane", daemon=True
         )
-        self._exchanges.add(exchange)
+        with self._changed:
+            self._exchanges.add(exchange)
         try:
             thread.start()
         except RuntimeError as error:  # the system gives no more threads
             logger.warning("cannot serve a connection: %s", error)
             self._forget(exchange)
+
+    def _make_room(self) -> bool:
+        """End the connection whose caller owes a head for longest; False where none does so long.
+
+        So those who open connections and send nothing cannot keep others out.
+        """
+        limits = self._service.limits
+        if len(self._exchanges) >= limits.max_connections + _MAX_ENDING:
+            return False
+        now = time.monotonic()
+        with self._changed:
+            waiting = [
+                (since, id(exchange), exchange)
+                for exchange in self._exchanges
+                if (since := exchange.waits_since) is not None and now - since > limits.spare_idle_s
+            ]
+        if not waiting:
+            return False
+        min(waiting)[2].give_way()
+        return True
 
     def _open(self, sock: socket.socket) -> Stream:
         if self._tls is None:

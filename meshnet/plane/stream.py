@@ -15,6 +15,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final, TypeVar
 
@@ -34,6 +35,21 @@ _MAX_PIECES: Final = 512
 """Parts that are sent by one call; Linux takes twice as many (IOV_MAX)."""
 
 _T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How fast bytes must come.
+
+    Attributes:
+        piece_bytes: of which each has its own deadline.
+        seconds: for a piece.
+        end: value of `Inbox.received` at which the piece is whole.
+    """
+
+    piece_bytes: int
+    seconds: float
+    end: int
 
 
 class Stream:
@@ -59,6 +75,7 @@ class Stream:
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self._waits_s = {_RECEIVE: 0.0, _SEND: 0.0}
+        self._pace: _Pace | None = None
 
     def fileno(self) -> int:
         """Give the socket's descriptor."""
@@ -75,6 +92,15 @@ class Stream:
     def set_deadline(self, seconds: float | None) -> None:
         """Let whatever waits from now on fail after `seconds`; None ends that."""
         self.deadline = None if seconds is None else monotonic() + seconds
+        self._pace = None
+
+    def set_pace(self, piece_bytes: int, seconds: float) -> None:
+        """Let what is read fail unless each `piece_bytes` more come within `seconds`.
+
+        It replaces the deadline, and holds until the next one is set.
+        """
+        self.deadline = monotonic() + seconds
+        self._pace = _Pace(piece_bytes, seconds, self.inbox.received + piece_bytes)
 
     def run(self, reading: Reading[_T]) -> _T:
         """Read one thing of a message.
@@ -88,6 +114,7 @@ class Stream:
                 target = next(reading)
                 if target is None:
                     self.receive()
+                    self._next_piece()
                 else:
                     self._fill(target)
         except StopIteration as end:
@@ -204,13 +231,23 @@ class Stream:
 
     def _fill(self, target: memoryview) -> None:
         """Receive until `target` is full, without a copy."""
+        pace = self._pace
         while target:
-            count = self._receive_into(target, socket.MSG_WAITALL)
+            piece = target if pace is None else target[: max(1, pace.end - self.inbox.received)]
+            count = self._receive_into(piece, socket.MSG_WAITALL)
             if count == 0:
                 self.inbox.add(0)
                 raise ConnectionEndedError(str(self.inbox.failure))
             self.inbox.received += count
             target = target[count:]
+            self._next_piece()
+
+    def _next_piece(self) -> None:
+        """Set the deadline of the next piece where this one is whole."""
+        pace = self._pace
+        if pace is not None and self.inbox.received >= pace.end:
+            pace.end = self.inbox.received + pace.piece_bytes
+            self.deadline = monotonic() + pace.seconds
 
     def _receive_into(self, target: memoryview, flags: int = 0) -> int:
         while True:

@@ -30,7 +30,7 @@ from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
 from meshnet.plane.late import LateAnswers, ask_health
-from meshnet.plane.server import PlaneServer
+from meshnet.plane.server import PlaneLimits, PlaneServer
 from meshnet.topology import NodeId
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.granted import GrantGate
@@ -68,6 +68,7 @@ class NodeSettings:
         hop_timeout_s: seconds that the hop after may take for a chunk.
         grace_s: seconds that requests in flight get when the node closes.
         sessions: limits of the session table.
+        plane: limits of connections, heads and chunks.
         journals: limits of what is kept of sessions for the recovery of the next hop.
         tls: credentials for callers' connections and those to the hops after; None for plain ones.
     """
@@ -79,6 +80,7 @@ class NodeSettings:
     grace_s: float = 10.0
     sessions: SessionLimits = field(default_factory=SessionLimits)
     journals: JournalLimits = field(default_factory=JournalLimits)
+    plane: PlaneLimits = field(default_factory=PlaneLimits)
     tls: Credentials | None = None
 
 
@@ -116,7 +118,7 @@ class Node:
         self._late = LateAnswers(self._ask)
         self._client = HopClient(policies=policies, tls=settings.tls, late=self._late)
         self._journals = Journals(settings.journals)
-        self._server = PlaneServer(self, policies=policies, tls=settings.tls)
+        self._server = PlaneServer(self, policies=policies, tls=settings.tls, limits=settings.plane)
         self._scheduler: Scheduler | None = None
         self._owners: Owners | None = None
         self._housekeeping: asyncio.Task[None] | None = None

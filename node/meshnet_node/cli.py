@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -14,11 +15,14 @@ import typer
 from meshnet import config
 from meshnet.cli.join import Join, default_name, join_mesh
 from meshnet.cli.output import Json, errors
-from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
+from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.errors import ConfigError
 from meshnet.identity import Role
+from meshnet.limits import change_limits
+from meshnet.plane.server import PlaneLimits
 from meshnet.topology import LayerRange, parse_layers, parse_node_id
+from meshnet.wire import DEFAULT_LIMITS, WireLimits
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.heartbeat import Heartbeat, Registration
@@ -143,6 +147,7 @@ def node(
         bool,
         typer.Option(help="Serve an architecture that is not known to run exactly in shards."),
     ] = False,
+    limit: Limits = None,
     as_json: Json = False,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -188,11 +193,15 @@ def node(
         spec, open_backend = _transformers(
             settings, model, shard_layers, dtype, threads, allow_unverified=allow_unverified
         )
+    plane, wire, sessions = _limits(
+        limit or [], SessionLimits(cache_tokens=cache_tokens, idle_ttl_s=idle_ttl)
+    )
     node_settings = NodeSettings(
         node=identity,
         host=host,
         port=port,
-        sessions=SessionLimits(cache_tokens=cache_tokens, idle_ttl_s=idle_ttl),
+        sessions=sessions,
+        plane=replace(plane, wire=wire),
         journals=JournalLimits(journal_bytes, journal_disk_bytes, journal_dir),
         tls=tls,
     )
@@ -241,6 +250,13 @@ def node(
                 await enrolled.close()
 
     serve(service, exit_with_parent=exit_with_parent)
+
+
+def _limits(
+    changes: list[str], sessions: SessionLimits
+) -> tuple[PlaneLimits, WireLimits, SessionLimits]:
+    plane, wire, held = change_limits(changes, PlaneLimits(), DEFAULT_LIMITS, sessions)
+    return plane, wire, held
 
 
 def _stub_layers(num_layers: int | None, layers: LayerRange) -> int | None:

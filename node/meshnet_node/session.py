@@ -31,12 +31,16 @@ class SessionLimits:
     Attributes:
         cache_tokens: tokens of KV cache over all sessions, reserved or used.
         max_sessions: sessions held at once.
+        max_sessions_per_owner: of these, reserved by one caller.
+        max_session_tokens: that one session reserves or uses.
         idle_ttl_s: seconds without a chunk after which a session is forgotten.
         reorder_wait_s: seconds that an early chunk waits for the one before it.
     """
 
     cache_tokens: int = 1 << 20
     max_sessions: int = 4096
+    max_sessions_per_owner: int = 1024
+    max_session_tokens: int = 1 << 20
     idle_ttl_s: float = 600.0
     reorder_wait_s: float = 5.0
 
@@ -232,6 +236,7 @@ class SessionTable:
             session = self._sessions.get(session_id)
             before = 0
             if session is None:
+                self._check_owner(owner)
                 session = self._open(session_id, tokens, granted)
             else:
                 before = session.reserved_tokens
@@ -436,10 +441,19 @@ class SessionTable:
         session.granted = granted
         try:
             self._reserve(session, tokens)
-        except CacheFullError:
+        except MeshError:
             journal.close()
             raise
         return session
+
+    def _check_owner(self, owner: OwnerId | None) -> None:
+        most = self._limits.max_sessions_per_owner
+        if owner is not None and len(self._sessions) >= most:
+            held = sum(session.owner == owner for session in self._sessions.values())
+            if held >= most:
+                raise CacheFullError(
+                    f"X-Meshnet-Owner: {held} sessions are held for {owner}, the most allowed"
+                )
 
     def _check_place(self) -> None:
         if self.draining:
@@ -492,6 +506,15 @@ class SessionTable:
 
     def _reserve(self, session: Session, tokens: int) -> None:
         """Raise a session's share of the budget to `tokens`."""
+        most = self._limits.max_session_tokens
+        if tokens > most:
+            raise MeshError(
+                Code.OUT_OF_RANGE,
+                f"X-Meshnet-Max-Tokens: {tokens} tokens for session {session.id}; expected at most"
+                f" {most}",
+                field="X-Meshnet-Max-Tokens",
+                reason="SESSION_TOO_LONG",
+            )
         more = tokens - session.reserved_tokens
         if more <= 0 or session.closed:
             return

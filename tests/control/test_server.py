@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from meshnet.control.app import ControlServer, ControlSettings
-from meshnet.control.transcode import MAX_BODY_BYTES
+from meshnet.control.limits import DEFAULT_LIMITS
 from meshnet.errors import Code, ConfigError, MeshError
 
 SERVICES = {"meshnet.v1.NodeService", "meshnet.v1.RouteService"}
@@ -78,13 +78,13 @@ async def test_health_and_reflection_answer_over_grpc(mesh):
 
 
 async def test_a_body_that_is_too_large_is_refused(mesh):
-    body = b'{"model":"' + b"x" * MAX_BODY_BYTES + b'"}'
+    body = b'{"model":"' + b"x" * DEFAULT_LIMITS.max_body_bytes + b'"}'
     headers = {"Content-Type": "application/json"}
     status, answer = await mesh.json(
         "POST", "/v1/routes:select", data=io.BytesIO(body), headers=headers
     )
     assert status == 413
-    assert str(MAX_BODY_BYTES) in answer["message"]
+    assert str(DEFAULT_LIMITS.max_body_bytes) in answer["message"]
 
 
 @pytest.mark.parametrize(
