@@ -12,16 +12,18 @@ import typer
 from meshnet import config
 from meshnet.cli.join import Join, default_name, join_mesh
 from meshnet.cli.output import Json, errors
-from meshnet.cli.serving import ExitWithParent, announce, serve, split_address
+from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.control.app import ControlSettings
+from meshnet.control.limits import DEFAULT_LIMITS as CONTROL_LIMITS
 from meshnet.errors import ConfigError
 from meshnet.identity import Role
+from meshnet.limits import change_limits
 from meshnet.model_hub import resolve_tokenizer
 from meshnet.operations import RebuildMode
 from meshnet.tls import TlsFiles
 from meshnet_gateway.app import Gateway, GatewaySettings
-from meshnet_gateway.limits import DEFAULT_LIMITS, change_limits
+from meshnet_gateway.limits import DEFAULT_LIMITS
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.pipeline import PipelineSettings
 from meshnet_gateway.recoveries import RecoverySettings
@@ -102,14 +104,7 @@ def gateway(
         Path | None, typer.Option(help="Certificate in PEM, for HTTPS to clients.")
     ] = None,
     https_key: Annotated[Path | None, typer.Option(help="Its key in PEM, no passphrase.")] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=NUMBER",
-            help="Change a limit of requests or connections, as max_requests=64; see the gateway's"
-            " README; repeatable.",
-        ),
-    ] = None,
+    limit: Limits = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -137,6 +132,7 @@ def gateway(
     texts = dict(_load_text(source, settings) for source in model)
     if len(texts) < len(model):
         raise ConfigError("--model: two of them have the same name in the mesh", field="--model")
+    limits, control_limits = change_limits(limit or (), DEFAULT_LIMITS, CONTROL_LIMITS)
     gateway_settings = GatewaySettings(
         host=host,
         port=port,
@@ -148,11 +144,12 @@ def gateway(
             grpc_port=grpc_port,
             lease_ttl_s=lease_ttl,
             require_grants=require_grants,
+            limits=control_limits,
         ),
         region=region,
         api_keys=api_keys or settings.api_keys,
         tls=tls,
-        limits=change_limits(DEFAULT_LIMITS, limit or ()),
+        limits=limits,
         https=https,
         recovery=RecoverySettings(mode=recovery, spare_wait_s=spare_wait),
         pipeline=PipelineSettings(chunk_tokens=settings.chunk_tokens, window=window),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from dataclasses import dataclass, fields
+from typing import Final
 
-from meshnet.errors import ConfigError
+from meshnet.limits import check_limits
 
-__all__ = ["DEFAULT_LIMITS", "GatewayLimits", "change_limits"]
+__all__ = ["DEFAULT_LIMITS", "GatewayLimits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +18,8 @@ class GatewayLimits:
         max_connections: open at a time; one more is closed at once.
         max_requests: completions in progress, of all clients together; 503 above.
         max_running_choices: sessions that one request holds at a time; others wait.
-        max_header_line_bytes: of each line of a request's head; 431 above.
-        max_headers: lines of a request's head; 431 above.
+        max_head_line_bytes: of each line of a request's head; 431 above.
+        max_head_lines: lines of a request's head; 431 above.
         max_body_bytes: of a request, after any content coding; 413 above.
         max_json_depth: objects and arrays within each other; 400 above, as for all that follow.
         max_json_containers: objects and arrays in all.
@@ -41,8 +39,8 @@ class GatewayLimits:
     max_connections: int = 1024
     max_requests: int = 256
     max_running_choices: int = 4
-    max_header_line_bytes: int = 8190
-    max_headers: int = 64
+    max_head_line_bytes: int = 8190
+    max_head_lines: int = 64
     max_body_bytes: int = 8 << 20
     max_json_depth: int = 32
     max_json_containers: int = 100_000
@@ -62,33 +60,7 @@ class GatewayLimits:
         Raises:
             ConfigError: naming the limit.
         """
-        for item in fields(self):
-            value = getattr(self, item.name)
-            low = 0.001 if isinstance(item.default, float) else 1
-            if not low <= value < math.inf:
-                raise ConfigError(f"{item.name} {value}: expected at least {low}", field=item.name)
+        check_limits({item.name: getattr(self, item.name) for item in fields(self)})
 
 
 DEFAULT_LIMITS: Final = GatewayLimits()
-
-
-def change_limits(limits: GatewayLimits, changes: Sequence[str]) -> GatewayLimits:
-    """Apply changes as the command line has them, ``NAME=NUMBER``.
-
-    Raises:
-        ConfigError: one names no limit, or a number that it cannot have.
-    """
-    defaults = {item.name: item.default for item in fields(limits)}
-    found: dict[str, Any] = {}
-    for text in changes:
-        name, _, number = text.partition("=")
-        if name not in defaults:
-            raise ConfigError(
-                f"--limit {text!r}: expected NAME=NUMBER with one of {', '.join(defaults)}",
-                field="--limit",
-            )
-        try:
-            found[name] = float(number) if isinstance(defaults[name], float) else int(number)
-        except ValueError:
-            raise ConfigError(f"--limit {text!r}: expected a number", field="--limit") from None
-    return replace(limits, **found)

@@ -85,9 +85,9 @@ class _Connection(web.RequestHandler):
             server,
             loop=loop,
             keepalive_timeout=limits.idle_timeout_s,
-            max_line_size=limits.max_header_line_bytes,
-            max_field_size=limits.max_header_line_bytes,
-            max_headers=limits.max_headers,
+            max_line_size=limits.max_head_line_bytes,
+            max_field_size=limits.max_head_line_bytes,
+            max_headers=limits.max_head_lines,
             lingering_time=_LINGER_S,
             access_log=None,  # type: ignore[arg-type] # aiohttp's own way to have none
         )
@@ -155,8 +155,8 @@ class _Connection(web.RequestHandler):
             limits = self._limits
             code = Code.HEADERS_TOO_LARGE
             text = (
-                f"the request's head is too large; expected at most {limits.max_headers} lines of"
-                f" {limits.max_header_line_bytes} bytes"
+                f"the request's head is too large; expected at most {limits.max_head_lines} lines"
+                f" of {limits.max_head_line_bytes} bytes"
             )
         elif status < 500:
             code, text = Code.INVALID_ARGUMENT, "the request cannot be read; expected HTTP/1.1"
