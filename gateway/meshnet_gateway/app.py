@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from aiohttp import web
 
@@ -13,7 +14,7 @@ from meshnet.control.app import ControlServer, ControlSettings
 from meshnet.control.client import ControlClient
 from meshnet.control.store_url import make_documents
 from meshnet.credentials import Credentials
-from meshnet.listen import host_port, listen
+from meshnet.listen import host_port, listen, refuse_exposed
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.late import LateAnswers, ask_health
 from meshnet.tls import TlsFiles, server_context
@@ -37,6 +38,8 @@ from meshnet_gateway.selection import RouteSelector
 
 __all__ = ["Gateway", "GatewaySettings"]
 
+_REMEDY: Final = "let it want API keys with --api-keys STORE, made by: meshnet key create"
+
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
@@ -53,6 +56,7 @@ class GatewaySettings:
         api_keys: store of the keys that clients need; None where they need none.
         limits: of what clients may ask for, and how slowly.
         https: certificate and key for clients; None for plain HTTP.
+        insecure: whether it may listen where other machines reach it without wanting keys.
         tls: files for connections to nodes; None where these have no TLS.
         grace_s: seconds that answers in progress get when the gateway closes.
     """
@@ -67,6 +71,7 @@ class GatewaySettings:
     api_keys: str | None = None
     limits: GatewayLimits = DEFAULT_LIMITS
     https: TlsFiles | None = None
+    insecure: bool = False
     tls: Credentials | None = None
     grace_s: float = 30.0
 
@@ -94,12 +99,17 @@ class Gateway:
         self.control_grpc = settings.control_url or ""
         self._models = models
         self._control_server: ControlServer | None = None
+        self._tls = settings.tls
+        if settings.control_url is None:
+            self._control_server = ControlServer(settings.control)
+            if self._control_server.state is not None:
+                self._tls = self._control_server.state.gateway
         self._control: ControlClient | None = None
         # On a connection that was kept, a question could be lost where its chunk was.
-        self._asker = PlaneClient(policies=policies, tls=settings.tls, max_idle_connections=0)
+        self._asker = PlaneClient(policies=policies, tls=self._tls, max_idle_connections=0)
         self._presence = Presence(self._asker)
         self._late = LateAnswers(self._ask)
-        self._plane = PlaneClient(policies=policies, tls=settings.tls, late=self._late)
+        self._plane = PlaneClient(policies=policies, tls=self._tls, late=self._late)
         self._keys = (
             None if settings.api_keys is None else KeyRing(make_documents(settings.api_keys))
         )
@@ -117,12 +127,13 @@ class Gateway:
         Raises:
             ConfigError: an address cannot be listened on, naming it.
         """
-        self._listener = listener = await listen(self.settings.host, self.settings.port, "--listen")
-        if self.settings.control_url is None:
-            self._control_server = ControlServer(self.settings.control)
-            http, grpc = await self._control_server.start()
-            self.control_http, self.control_grpc = f"http://{http}", f"grpc://{grpc}"
-        tls = self.settings.tls
+        settings, tls = self.settings, self._tls
+        if settings.api_keys is None and not settings.insecure:
+            await refuse_exposed(settings.host, settings.port, "--listen", _REMEDY)
+        self._listener = listener = await listen(settings.host, settings.port, "--listen")
+        if self._control_server is not None:
+            addresses = await self._control_server.start()
+            self.control_http, self.control_grpc = self._control_server.urls(addresses)
         self._control = ControlClient(
             self.control_grpc,
             credentials=tls if tls is not None and tls.identity is not None else None,
@@ -133,7 +144,7 @@ class Gateway:
         self._watch.start()
         self._late.start()
         self._pipelines = RecoveringPipelines(
-            RouteSelector(self._control, self.settings.region, tls=self.settings.tls is not None),
+            RouteSelector(self._control, self.settings.region, tls=tls is not None),
             self._plane,
             lost,
             draining,

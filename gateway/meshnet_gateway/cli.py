@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 from meshnet import config
+from meshnet.authority import DEFAULT_LIFE_S
 from meshnet.cli.join import Join, default_name, join_mesh
 from meshnet.cli.output import Json, errors
+from meshnet.cli.secured import AdvertiseControl, CertificateLife, Insecure, State
 from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.control.app import ControlSettings
@@ -105,6 +107,10 @@ def gateway(
     ] = None,
     https_key: Annotated[Path | None, typer.Option(help="Its key in PEM, no passphrase.")] = None,
     limit: Limits = None,
+    state: State = None,
+    advertise_control: AdvertiseControl = "",
+    certificate_life: CertificateLife = DEFAULT_LIFE_S,
+    insecure: Insecure = False,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -126,6 +132,12 @@ def gateway(
     enrolled = join_mesh(join, Role.GATEWAY, member, settings, has_tls=tls is not None)
     if enrolled is not None:
         tls, control = enrolled.credentials, control or enrolled.membership.control_url
+    if state is not None and (control is not None or tls is not None):
+        raise ConfigError(
+            "--state is of a control plane inside the gateway: leave out --control, --join and "
+            "--tls-*",
+            field="--state",
+        )
     https = None
     if https_cert is not None or https_key is not None:
         https = TlsFiles(https_cert, https_key, flags="--https")
@@ -145,9 +157,14 @@ def gateway(
             lease_ttl_s=lease_ttl,
             require_grants=require_grants,
             limits=control_limits,
+            state=state,
+            advertise=advertise_control,
+            certificate_life_s=certificate_life,
+            insecure=insecure,
         ),
         region=region,
         api_keys=api_keys or settings.api_keys,
+        insecure=insecure,
         tls=tls,
         limits=limits,
         https=https,

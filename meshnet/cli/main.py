@@ -19,6 +19,7 @@ from meshnet.cli import (
     member,
     models,
     nodes,
+    operator,
     route,
     status,
     token,
@@ -81,6 +82,7 @@ def _add_commands() -> None:
     app.add_typer(token.app, name="token")
     app.add_typer(member.app, name="member")
     app.command()(login.login)
+    app.add_typer(operator.app, name="operator")
     app.add_typer(key.app, name="key")
     for entry in sorted(entry_points(group="meshnet.commands"), key=lambda entry: entry.name):
         command = entry.load()

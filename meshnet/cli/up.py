@@ -18,6 +18,7 @@ import typer
 from meshnet import config
 from meshnet.cli.output import Json, errors
 from meshnet.cli.processes import Child, Children
+from meshnet.cli.secured import Insecure
 from meshnet.cli.serving import ExitWithParent, announce, serve
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.model_dir import read_model_dir
@@ -92,6 +93,7 @@ async def local_mesh(
     gateway: str = "127.0.0.1:0",
     control: str = "127.0.0.1:0",
     control_grpc: str = "127.0.0.1:0",
+    insecure: bool = False,
     verbose: bool = False,
 ) -> AsyncIterator[LocalMesh]:
     """Run a gateway with its control plane and `num_nodes` nodes; leaving ends them all.
@@ -104,6 +106,7 @@ async def local_mesh(
     async with Children(on_log) as children:
         arguments = ["--model", str(model), "--listen", gateway]
         arguments += ["--control-listen", control, "--control-grpc-listen", control_grpc]
+        arguments += ["--insecure"] if insecure else []
         front = await children.start("gateway", "gateway", *arguments)
         listening = await front.event("listening")
         nodes = []
@@ -157,6 +160,7 @@ def up(
     control_grpc: Annotated[
         str, typer.Option("--control-grpc-listen", help="HOST:PORT of its gRPC face.")
     ] = "127.0.0.1:7071",
+    insecure: Insecure = False,
     as_json: Json = False,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -175,6 +179,7 @@ def up(
                 gateway=listen,
                 control=control,
                 control_grpc=control_grpc,
+                insecure=insecure,
                 verbose=True,
             )
             mesh = await stack.__aenter__()

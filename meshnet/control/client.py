@@ -7,13 +7,20 @@ from contextlib import aclosing
 from typing import Any, Self
 
 from meshnet.control.calls import Calls, ClientSettings
-from meshnet.control.stubs import enrollment_stub, node_stub, reference_stub, route_stub
+from meshnet.control.stubs import (
+    enrollment_stub,
+    node_stub,
+    operator_stub,
+    reference_stub,
+    route_stub,
+)
 from meshnet.control.validate import endpoint_address, endpoint_is_tls, node_id_of
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 from meshnet.topology import Hop, LayerRange, Route
 from meshnet.v1 import enrollment_service_pb2 as enroll_pb
 from meshnet.v1 import node_service_pb2 as node_pb
+from meshnet.v1 import operator_service_pb2 as operator_pb
 from meshnet.v1 import reference_service_pb2 as reference_pb
 from meshnet.v1 import route_service_pb2 as route_pb
 from meshnet.v1 import types_pb2
@@ -24,7 +31,7 @@ _PAGE_SIZE = 1000
 
 
 class ControlClient:
-    """Calls of NodeService, RouteService and ReferenceService.
+    """Calls of every service of a control plane.
 
     Every method raises MeshError alone, with reason and field as the server gave them.
     An attempt that got no answer (UNAVAILABLE without a reason) is tried again until the
@@ -335,6 +342,40 @@ class ControlClient:
         """Remove a member, ``ROLE.NAME``."""
         request = enroll_pb.DeleteMemberRequest(name=f"members/{member}")
         await self._enrollment("DeleteMember", request)
+
+    async def create_operator(
+        self, operator: operator_pb.Operator
+    ) -> operator_pb.CreateOperatorResponse:
+        """Create an operator; the answer has the token, which cannot be had again."""
+        request = operator_pb.CreateOperatorRequest(operator=operator)
+        response: operator_pb.CreateOperatorResponse = await self._operators(
+            "CreateOperator", request
+        )
+        return response
+
+    async def list_operators(self) -> list[operator_pb.Operator]:
+        """Give all operators, page by page."""
+        request = operator_pb.ListOperatorsRequest(page_size=_PAGE_SIZE)
+        operators: list[operator_pb.Operator] = []
+        while True:
+            response: operator_pb.ListOperatorsResponse = await self._operators(
+                "ListOperators", request
+            )
+            operators += response.operators
+            if not response.next_page_token:
+                return operators
+            request.page_token = response.next_page_token
+
+    async def revoke_operator(self, name: str) -> operator_pb.Operator:
+        """Refuse an operator from now on."""
+        request = operator_pb.RevokeOperatorRequest(name=f"operators/{name}")
+        response: operator_pb.RevokeOperatorResponse = await self._operators(
+            "RevokeOperator", request
+        )
+        return response.operator
+
+    async def _operators(self, method: str, request: object) -> Any:
+        return await self._calls.call(lambda c: getattr(operator_stub(c), method), request, None)
 
     async def _nodes(self, method: str, request: object, timeout_s: float | None = None) -> Any:
         return await self._calls.call(lambda c: getattr(node_stub(c), method), request, timeout_s)

@@ -1,12 +1,14 @@
 """The state directory of a control plane that knows its callers.
 
-It holds the authority, the control plane's own certificate, and one for the operator of this
-machine, who needs no token: whoever can read the directory has the authority's key anyway.
+It holds the authority, the control plane's own certificate, and those of a gateway in the same
+process and of the operator of this machine, who need no token: whoever can read the directory
+has the authority's key anyway.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +17,7 @@ from typing import Final
 
 from meshnet.authority import DEFAULT_LIFE_S, Authority
 from meshnet.credentials import Credentials
+from meshnet.errors import MeshError
 from meshnet.identity import Identity, Role
 from meshnet.membership import MembershipFolder
 
@@ -22,13 +25,20 @@ __all__ = ["ADMIN_FOLDER", "ControlState"]
 
 ADMIN_FOLDER: Final = "admin"
 _CONTROL_FOLDER: Final = "control"
+_GATEWAY_FOLDER: Final = "gateway"
 _DOCUMENTS_FILE: Final = "documents.sqlite"
 _LOOK_S: Final = 1.0
 _NAME: Final = "local"
 
+_log = logging.getLogger(__name__)
+
 
 class ControlState:
     """A state directory in use: `start` keeps what is in it good, until `close`.
+
+    Attributes:
+        credentials: the control plane's own.
+        gateway: of a gateway in the same process.
 
     Args:
         folder: made where there is none, with a new authority.
@@ -52,11 +62,13 @@ class ControlState:
         self.folder = folder
         self.authority = Authority(folder, life_s=life_s, wall_clock=wall_clock)
         self._own = MembershipFolder(folder / _CONTROL_FOLDER)
+        self._gateway = MembershipFolder(folder / _GATEWAY_FOLDER)
         self._admin = MembershipFolder(folder / ADMIN_FOLDER)
         self._hosts = tuple(dict.fromkeys(hosts))
         self._wall_clock = wall_clock
         self._certify()
         self.credentials = Credentials(self._own.files)
+        self.gateway = Credentials(self._gateway.files)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -78,15 +90,20 @@ class ControlState:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(min(_LOOK_S, self.authority.life_s / 20))
-            is_due = self._wall_clock() >= self._renew_s
-            if is_due or self.authority.bundle_pem != self._bundle_pem:
-                self._certify()
-                self.credentials.reload()
+            try:
+                is_due = self._wall_clock() >= self._renew_s
+                if is_due or self.authority.bundle_pem != self._bundle_pem:
+                    self._certify()
+                    self.credentials.reload()
+                    self.gateway.reload()
+            except MeshError as error:
+                _log.error("the certificates in %s are not renewed: %s", self.folder, error)
 
     def _certify(self) -> None:
-        """Issue both certificates anew."""
+        """Issue all certificates anew."""
         for identity, folder, hosts in (
             (Identity(Role.CONTROL, _NAME), self._own, self._hosts),
+            (Identity(Role.GATEWAY, _NAME), self._gateway, ()),
             (Identity(Role.ADMIN, _NAME), self._admin, ()),
         ):
             issued = self.authority.issue(identity, folder.key().public_key(), hosts)

@@ -24,7 +24,7 @@ from meshnet.compression import CompressionPolicies
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
-from meshnet.listen import host_port
+from meshnet.listen import host_port, refuse_exposed
 from meshnet.operations import OwnerId, Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
@@ -55,6 +55,7 @@ _SWITCH_S = 25e-6
 The interpreter's default, 5 ms, would be added to a hop at every receive and send.
 """
 _TIMER_SLACK_NS = 1000
+_REMEDY = "join a mesh with --join TOKEN, of an operator's: meshnet token create --role node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class NodeSettings:
         plane: limits of connections, heads and chunks.
         journals: limits of what is kept of sessions for the recovery of the next hop.
         tls: credentials for callers' connections and those to the hops after; None for plain ones.
+        insecure: whether it may listen where other machines reach it without knowing callers.
     """
 
     node: NodeId
@@ -82,6 +84,7 @@ class NodeSettings:
     journals: JournalLimits = field(default_factory=JournalLimits)
     plane: PlaneLimits = field(default_factory=PlaneLimits)
     tls: Credentials | None = None
+    insecure: bool = False
 
 
 class Node:
@@ -129,8 +132,13 @@ class Node:
         """Take the port; gives the bound address as ``host:port``.
 
         Raises:
-            ConfigError: the address cannot be listened on, naming it.
+            ConfigError: the address cannot be listened on, or other machines reach it although
+                callers are not known, naming it.
         """
+        settings, tls = self.settings, self.settings.tls
+        knows_callers = tls is not None and tls.files.ca is not None
+        if not knows_callers and not settings.insecure:
+            await refuse_exposed(settings.host, settings.port, "--listen", _REMEDY)
         _let_hops_pass()
         return host_port(*await self._server.start(self.settings.host, self.settings.port))
 

@@ -15,6 +15,7 @@ import typer
 from meshnet import config
 from meshnet.cli.join import Join, default_name, join_mesh
 from meshnet.cli.output import Json, errors
+from meshnet.cli.secured import Insecure
 from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.errors import ConfigError
@@ -140,6 +141,7 @@ def node(
         bool,
         typer.Option("--stub-busy", help="Keep a thread of the stub backend computing in Python."),
     ] = False,
+    insecure: Insecure = False,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -204,6 +206,7 @@ def node(
         plane=replace(plane, wire=wire),
         journals=JournalLimits(journal_bytes, journal_disk_bytes, journal_dir),
         tls=tls,
+        insecure=insecure,
     )
 
     @asynccontextmanager
