@@ -95,6 +95,7 @@ class Gateway:
         policies: CompressionPolicies,
     ) -> None:
         self.settings = settings
+        self._https = server_context(settings.https)
         self.control_http = ""
         self.control_grpc = settings.control_url or ""
         self._models = models
@@ -113,7 +114,6 @@ class Gateway:
         self._keys = (
             None if settings.api_keys is None else KeyRing(make_documents(settings.api_keys))
         )
-        self._https = server_context(settings.https)
         self._service: OpenAIService | None = None
         self._health: Health | None = None
         self._watch: NodeWatch | None = None
