@@ -43,7 +43,7 @@ def control(
         str,
         typer.Option(
             help="Where nodes are kept: memory, sqlite:PATH (outlives a restart), or "
-            "etcd://HOST:PORT[,HOST:PORT...] (shared by replicas)."
+            "etcd://HOST:PORT[,HOST:PORT...] (shared by replicas; etcds:// with TLS)."
         ),
     ] = "memory",
     require_grants: Annotated[

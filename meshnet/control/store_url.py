@@ -6,29 +6,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from meshnet.control.documents import Documents, MemoryDocuments
 from meshnet.control.etcd.documents import EtcdDocuments
 from meshnet.control.etcd.store import EtcdStore
+from meshnet.control.etcd.url import read_etcd_url, unreadable
 from meshnet.control.registry import Store
 from meshnet.control.sqlite_documents import SqliteDocuments
 from meshnet.control.sqlite_journal import SqliteJournal
 from meshnet.control.store import MemoryStore
-from meshnet.errors import ConfigError
-from meshnet.listen import host_port
 
 __all__ = ["make_documents", "make_store"]
 
 _SQLITE: Final = "sqlite:"
-_ETCD: Final = "etcd://"
 
 
 def make_store(text: str, clock: Callable[[], float], forget_after_s: float) -> Store:
     """Make the store that `text` names; it is not opened yet.
 
     Args:
-        text: ``memory``, ``sqlite:PATH`` or ``etcd://HOST:PORT[,HOST:PORT...]``.
+        text: ``memory``, ``sqlite:PATH``, ``etcd://HOST:PORT[,HOST:PORT...]``, or with TLS
+            ``etcds://HOST:PORT[,HOST:PORT...][?ca=FILE][&cert=FILE&key=FILE]``.
         clock: monotonic seconds.
         forget_after_s: seconds for which a LOST node is still listed.
 
@@ -41,7 +39,8 @@ def make_store(text: str, clock: Callable[[], float], forget_after_s: float) -> 
         return MemoryStore(
             clock, time.time, forget_after_s=forget_after_s, journal=SqliteJournal(path)
         )
-    return EtcdStore(_etcd_addresses(text), time.time, forget_after_s=forget_after_s)
+    etcd = read_etcd_url(text)
+    return EtcdStore(etcd.addresses, time.time, forget_after_s=forget_after_s, tls=etcd.tls)
 
 
 def make_documents(text: str) -> Documents:
@@ -60,7 +59,7 @@ def make_documents(text: str) -> Documents:
         return MemoryDocuments()
     if path := _sqlite_path(text):
         return SqliteDocuments(path.with_name(f"{path.name}-documents"))
-    return EtcdDocuments(_etcd_addresses(text))
+    return EtcdDocuments(*read_etcd_url(text))
 
 
 def _sqlite_path(text: str) -> Path | None:
@@ -69,35 +68,5 @@ def _sqlite_path(text: str) -> Path | None:
         return None
     path = Path(text.removeprefix(_SQLITE)).expanduser()
     if not path.name:
-        raise _unreadable(text)
+        raise unreadable(text)
     return path
-
-
-def _etcd_addresses(text: str) -> list[str]:
-    """Read ``etcd://HOST:PORT[,HOST:PORT...]``; gives each ``host:port``.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if not text.startswith(_ETCD):
-        raise _unreadable(text)
-    return [_address(part, text) for part in text.removeprefix(_ETCD).split(",")]
-
-
-def _address(part: str, text: str) -> str:
-    """Read one ``HOST:PORT``."""
-    try:
-        parts = urlsplit(f"//{part}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or not port or parts.netloc != part or "@" in part:
-        raise _unreadable(text)
-    return host_port(host, port)
-
-
-def _unreadable(text: str) -> ConfigError:
-    return ConfigError(
-        f"store {text!r}: expected memory, sqlite:PATH or etcd://HOST:PORT[,HOST:PORT...]",
-        field="--store",
-    )

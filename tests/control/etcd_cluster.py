@@ -16,6 +16,7 @@ import grpc
 
 from meshnet.control.etcd.client import Member
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
+from tests.plane.certificates import Authority
 from tests.programs import program
 
 READY_S = 60.0
@@ -162,8 +163,12 @@ async def _metrics(address: str) -> str:
 
 
 @contextmanager
-def etcd_cluster(folder: Path, members: int) -> Iterator[Cluster]:
-    """Start a cluster; `Cluster.ready` tells when it serves."""
+def etcd_cluster(folder: Path, members: int, *, tls: Authority | None = None) -> Iterator[Cluster]:
+    """Start a cluster; `Cluster.ready` tells when it serves.
+
+    With `tls` it wants certificates of its clients, which that authority signed.
+    """
+    scheme = "http" if tls is None else "https"
     cluster = Cluster(folder)
     names = [f"m{index}" for index in range(members)]
     with free_ports(2 * members) as ports:
@@ -175,12 +180,17 @@ def etcd_cluster(folder: Path, members: int) -> Iterator[Cluster]:
         cluster.addresses[name] = f"127.0.0.1:{client}"
         cluster.arguments[name] = [
             *("--name", name, "--data-dir", str(folder / name)),
-            *("--listen-client-urls", f"http://127.0.0.1:{client}"),
-            *("--advertise-client-urls", f"http://127.0.0.1:{client}"),
+            *("--listen-client-urls", f"{scheme}://127.0.0.1:{client}"),
+            *("--advertise-client-urls", f"{scheme}://127.0.0.1:{client}"),
             *("--listen-peer-urls", f"http://127.0.0.1:{peer}"),
             *("--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"),
             *("--initial-cluster", every, "--initial-cluster-token", folder.name),
         ]
+        if tls is not None:
+            cluster.arguments[name] += [
+                *("--cert-file", str(tls.certificate), "--key-file", str(tls.key)),
+                *("--client-cert-auth", "--trusted-ca-file", str(tls.ca)),
+            ]
     try:
         for name in names:
             cluster.start(name)

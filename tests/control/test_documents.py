@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from meshnet.control.sqlite_documents import SqliteDocuments
 from meshnet.control.store_url import make_documents, make_store
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
-from tests.control.etcd_cluster import Cluster, Proxy
+from tests.control.etcd_cluster import Cluster, Proxy, etcd_cluster
+from tests.plane.certificates import Authority, make_authority
 
 KIND = "join-tokens"
 
@@ -340,10 +341,72 @@ async def test_a_write_whose_answer_was_lost_is_no_conflict(lone_etcd, monkeypat
     await documents.close()
 
 
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory) -> Iterator[tuple[Cluster, Authority]]:
+    """An etcd that wants certificates of its clients."""
+    authority = make_authority(tmp_path_factory.mktemp("etcd-tls"))
+    with etcd_cluster(tmp_path_factory.mktemp("etcds"), 1, tls=authority) as cluster:
+        yield cluster, authority
+
+
+@pytest.mark.etcd
+async def test_etcd_with_tls(guarded, tmp_path):
+    cluster, authority = guarded
+    (address,) = cluster.addresses.values()
+    trusting = f"etcds://{address}?ca={authority.ca}"
+    url = f"{trusting}&cert={authority.certificate}&key={authority.key}"
+    async with asyncio.timeout(60):
+        while True:  # until the member has started
+            documents = make_documents(url)
+            try:
+                await documents.open()
+                break
+            except MeshError:
+                await documents.close()
+    revision = await documents.put(KIND, "a", b"1")
+    store = make_store(url, lambda: 0.0, 600.0)
+    await store.open()
+    assert store.health().is_connected
+    await store.close()
+    stranger = make_authority(tmp_path / "stranger")
+    for refused in (
+        f"etcd://{address}",
+        trusting,
+        f"etcds://{address}?ca={stranger.ca}&cert={authority.certificate}&key={authority.key}",
+        f"{trusting}&cert={stranger.certificate}&key={stranger.key}",
+    ):
+        other = make_documents(refused)
+        with pytest.raises(MeshError) as caught:
+            await other.open()
+        assert caught.value.code is Code.UNAVAILABLE
+        await other.close()
+    assert await documents.get(KIND, "a") == Document("a", b"1", revision)
+    await documents.close()
+
+
 # -- URLs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "sqlite:", "sqlite:/", "etcd://", "etcd://h", "file:x"])
+NO_STORES = [
+    *("", "sqlite:", "sqlite:/", "file:x"),
+    *("etcd://", "etcd://h", "etcd://h:1?ca=x", "etcds://", "etcds://h", "etcds://h:1?x=y"),
+    *("etcds://h:1?ca", "etcds://h:1?ca=", "etcds://h:1?ca=a&ca=b"),
+]
+
+
+@pytest.mark.parametrize("text", NO_STORES)
 def test_what_is_no_store_is_refused(text):
     with pytest.raises(ConfigError, match="expected memory, sqlite:PATH or etcd://"):
         make_documents(text)
+
+
+def test_files_of_etcd_that_cannot_be_used(tmp_path):
+    authority = make_authority(tmp_path)
+    for query, said in (
+        (f"ca={tmp_path}/none", "etcds-ca: .*No such file"),
+        (f"cert={authority.certificate}", "etcds-key is missing"),
+        (f"key={authority.key}", "etcds-cert is missing"),
+        (f"cert={authority.ca}&key={authority.key}", "is not the key of etcds-cert"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            make_documents(f"etcds://127.0.0.1:1?{query}")

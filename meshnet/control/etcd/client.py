@@ -56,10 +56,12 @@ class Member:
 
     Args:
         address: its ``host:port`` for clients.
+        tls: for TLS; None for none.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: grpc.ChannelCredentials | None = None) -> None:
         self.address = address
+        self._tls = tls
         self._channel: grpc.aio.Channel | None = None
 
     async def call(self, path: str, request: Message, response_type: type[R]) -> R:
@@ -127,7 +129,11 @@ class Member:
 
     def _open(self) -> grpc.aio.Channel:
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+            self._channel = (
+                grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+                if self._tls is None
+                else grpc.aio.secure_channel(self.address, self._tls, options=_OPTIONS)
+            )
         return self._channel
 
     def _stream(self, path: str, response_type: type[Message], timeout_s: float | None) -> Any:
@@ -144,10 +150,13 @@ class EtcdClient:
 
     Args:
         addresses: ``host:port`` of members.
+        tls: for TLS; None for none.
     """
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._members = [Member(address) for address in addresses]
+    def __init__(
+        self, addresses: Sequence[str], tls: grpc.ChannelCredentials | None = None
+    ) -> None:
+        self._members = [Member(address, tls) for address in addresses]
         self._current = 0
 
     @property

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
+import grpc
+
 from meshnet.control.documents import Document, check_document, conflict
 from meshnet.control.etcd.client import EtcdClient, range_end
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
@@ -23,10 +25,13 @@ class EtcdDocuments:
 
     Args:
         addresses: ``host:port`` of etcd's members.
+        tls: for TLS; None for none.
     """
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._client = EtcdClient(addresses)
+    def __init__(
+        self, addresses: Sequence[str], tls: grpc.ChannelCredentials | None = None
+    ) -> None:
+        self._client = EtcdClient(addresses, tls)
 
     async def open(self) -> None:
         """Ask etcd whether it is there.

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
+import grpc
+
 from meshnet.control.etcd.client import EtcdClient
 from meshnet.control.etcd.feed import Feed
 from meshnet.control.etcd.heartbeats import Heartbeats
@@ -42,6 +44,7 @@ class EtcdStore:
         addresses: ``host:port`` of etcd's members.
         wall_clock: seconds since the epoch.
         forget_after_s: seconds for which a LOST node is still listed.
+        tls: for TLS; None for none.
     """
 
     def __init__(
@@ -50,8 +53,9 @@ class EtcdStore:
         wall_clock: Callable[[], float],
         *,
         forget_after_s: float = 600.0,
+        tls: grpc.ChannelCredentials | None = None,
     ) -> None:
-        self._client = EtcdClient(addresses)
+        self._client = EtcdClient(addresses, tls)
         self._index = Index(time.monotonic)
         self._feed = Feed(self._client, self._index)
         self._keeper = Keeper(self._client, self._index, self._feed, forget_after_s)
