@@ -19,6 +19,9 @@ __all__ = ["TlsStream"]
 _HANDSHAKE: Final = b"\x16"
 """First byte of TLS: the type of the record that a client begins with (RFC 8446, 5.1)."""
 _LINGER_S: Final = 2.0
+_JOIN_BYTES: Final = 4096
+"""A head and a body that are no longer share a record: each costs a system call to send, two
+to receive and a wait."""
 _DROP_BYTES: Final = 16 * 1024
 
 _T = TypeVar("_T")
@@ -132,8 +135,10 @@ class TlsStream(Stream):
         return count
 
     def send(self, head: bytes, body: Body = b"") -> None:
-        """Send a head and its body, each encrypted from its place."""
+        """Send a head and its body, each encrypted from its place unless they are short."""
         pieces: Sequence[Body] = (head, body)
+        if len(head) + len(body) <= _JOIN_BYTES:
+            pieces = (b"".join(pieces),)
         while pieces:
             pieces = self._send_now_or_wait(pieces)
 
