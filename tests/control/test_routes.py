@@ -125,3 +125,16 @@ async def test_a_cordoned_node_is_left_out_by_name(mesh):
     await mesh.client.update(pb.Node(name="nodes/a", cordoned=True), ["cordoned"])
     answer = await mesh.client.explain_routes(MODEL)
     assert [(left.node, left.reason) for left in answer.left_out] == [("nodes/a", "CORDONED")]
+
+
+async def test_a_node_of_another_digest_is_on_no_route_of_the_model(mesh):
+    """Its layers are not those of the others, whatever its name says."""
+    await mesh.join("a", (0, 4), digest="x")
+    await mesh.join("evil", (4, 8), digest="y", port=7081)
+    with pytest.raises(MeshError, match="layers"):
+        await nodes_of(mesh)
+    await mesh.join("b", (4, 8), digest="x", port=7082)
+    for _ in range(20):
+        assert await nodes_of(mesh) == ["a", "b"]
+    with pytest.raises(MeshError):
+        await nodes_of(mesh, digest="y")
