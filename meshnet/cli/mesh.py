@@ -85,7 +85,7 @@ def ask(
     async def run() -> _T:
         environment = config.load()
         where, own = control_url or environment.control_url, None
-        folder = _folder(credentials, environment)
+        folder = _folder(where, credentials, environment)
         if folder is not None:
             membership = await renew_if_due(folder)
             own = Credentials(folder.files)
@@ -100,13 +100,19 @@ def ask(
     return asyncio.run(run())
 
 
-def _folder(credentials: Path | None, environment: config.Config) -> MembershipFolder | None:
-    """Give the credentials to use; None where nothing says that there are any."""
+def _folder(
+    where: str | None, credentials: Path | None, environment: config.Config
+) -> MembershipFolder | None:
+    """Give the credentials to use; None where nothing says that there are any.
+
+    Those of `meshnet login` are for where that was, and for what is said to want some.
+    """
     named = credentials or environment.credentials
     if named is not None:
         return MembershipFolder(named)
     kept = MembershipFolder(environment.state_dir / OPERATOR_FOLDER)
-    return kept if environment.control_url is None and kept.path.is_dir() else None
+    is_meant = where is None or where.startswith(("grpcs://", "https://"))
+    return kept if is_meant and kept.path.is_dir() else None
 
 
 def to_json(message: Message) -> dict[str, Any]:
