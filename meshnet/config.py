@@ -77,8 +77,12 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
 
 
 def child_environment(**variables: str) -> dict[str, str]:
-    """Give this process's environment with `variables` set, for a process to start."""
-    return {**os.environ, **variables}
+    """Give this process's environment with `variables` set, for a process to start.
+
+    A join token is not passed on: it is for the process that it was given to.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "MESHNET_JOIN"}
+    return {**inherited, **variables}
 
 
 def _positive(env: Mapping[str, str], name: str, default: int) -> int:

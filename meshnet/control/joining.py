@@ -154,7 +154,7 @@ async def renew_if_due(
     if folder.expire_s() <= wall_clock():
         raise MeshError(
             Code.UNAUTHENTICATED,
-            f"the certificate in {folder.path} has ended: join again by a new token",
+            f"the certificate in {folder.path} has ended: meshnet login with a new token",
             reason="CERTIFICATE_ENDED",
         )
     try:
