@@ -247,6 +247,17 @@ def _openai() -> Iterator[tuple[str, bytes]]:
     yield "deep", b"m" + b'{"messages":' + b"[" * 500 + b"]" * 500 + b"}"
 
 
+def _tokens() -> Iterator[tuple[str, bytes]]:
+    from tests.fuzz.targets.tokens import TOKEN
+
+    head, claims, signature = TOKEN.split(".")
+    yield "grant", b"g" + TOKEN.encode()
+    yield "grant-unsigned", f"g{head}.{claims}.".encode()
+    yield "grant-other-claims", f"g{head}.{head}.{signature}".encode()
+    yield "join", b"jmj1.0123456789.%b.%b@10.0.0.2:7070" % (b"s" * 22, b"p" * 42 + b"A")
+    yield "join-two", b"jmj1.abcdefghij.%b.%b@a:1,[::1]:2" % (b"-" * 22, b"_" * 42 + b"8")
+
+
 _MAKERS: Final[dict[str, Callable[[], Iterator[tuple[str, bytes]]]]] = {
     "wire": _wire,
     "http1": _http1,
@@ -256,6 +267,7 @@ _MAKERS: Final[dict[str, Callable[[], Iterator[tuple[str, bytes]]]]] = {
     "gguf": _gguf,
     "model_files": _model_files,
     "openai": _openai,
+    "tokens": _tokens,
 }
 
 

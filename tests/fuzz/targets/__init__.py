@@ -19,5 +19,6 @@ TARGETS: Final = (
     "gguf",
     "model_files",
     "openai",
+    "tokens",
 )
 """Names of the modules here, in the order in which they are run."""
