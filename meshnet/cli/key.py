@@ -35,7 +35,8 @@ Store = Annotated[
     typer.Option(
         "--store",
         help="Where keys are kept: sqlite:PATH (gateways of this machine) or"
-        " etcd://HOST:PORT[,HOST:PORT...] (all gateways; etcds:// with TLS); else MESHNET_API_KEYS.",
+        " etcd://HOST:PORT[,HOST:PORT...] (all gateways; etcds:// with TLS);"
+        " else MESHNET_API_KEYS.",
         show_default="a file in the user's state directory",
     ),
 ]

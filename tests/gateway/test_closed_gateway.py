@@ -167,6 +167,25 @@ async def test_a_handshake_that_does_not_go_on_keeps_nobody_waiting(
         writer.close()
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_a_port_that_others_reach_wants_keys(text: ModelText, host: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        async with stub_mesh(text, host=host):
+            raise AssertionError("it listens")
+    assert caught.value.field == "--listen"
+    assert "meshnet key create" in caught.value.message
+    assert "--insecure" in caught.value.message
+
+
+@pytest.mark.parametrize("allowed", ["keys", "insecure"])
+async def test_a_port_that_others_may_reach(text: ModelText, store: str, allowed: str) -> None:
+    settings = {"api_keys": store} if allowed == "keys" else {"insecure": True}
+    async with stub_mesh(text, host="0.0.0.0", **settings) as mesh:
+        expected = 401 if allowed == "keys" else 200
+        async with mesh.http.get(f"{mesh.url}/v1/models") as response:
+            assert response.status == expected
+
+
 def test_https_files_that_cannot_be_used(text: ModelText, authority: Authority) -> None:
     for files, said in (
         (TlsFiles(certificate=authority.certificate), "--https-key is missing"),

@@ -95,7 +95,7 @@ async def test_a_head_byte_after_byte(serve: Serve, factory: FakeFactory) -> Non
 
 
 async def test_a_second_head_byte_after_byte(serve: Serve, factory: FakeFactory) -> None:
-    gateway = await serve(factory, limits=GatewayLimits(head_timeout_s=0.3))
+    gateway = await serve(factory, limits=GatewayLimits(head_timeout_s=1.0))
     async with connected(gateway) as (reader, writer):
         writer.write(GET)
         assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
@@ -119,7 +119,7 @@ async def test_a_body_byte_after_byte(serve: Serve, factory: FakeFactory) -> Non
 
 
 async def test_a_connection_that_rests(serve: Serve, factory: FakeFactory) -> None:
-    limits = GatewayLimits(head_timeout_s=30.0, idle_timeout_s=0.3)
+    limits = GatewayLimits(head_timeout_s=30.0, idle_timeout_s=1.0)
     gateway = await serve(factory, limits=limits)
     async with connected(gateway) as (reader, writer):
         writer.write(GET)
@@ -129,23 +129,23 @@ async def test_a_connection_that_rests(serve: Serve, factory: FakeFactory) -> No
 
 
 async def test_a_rest_within_the_bound_is_no_slow_head(serve: Serve, factory: FakeFactory) -> None:
-    gateway = await serve(factory, limits=GatewayLimits(head_timeout_s=0.2))
+    gateway = await serve(factory, limits=GatewayLimits(head_timeout_s=1.0))
     async with connected(gateway) as (reader, writer):
-        for _ in range(2):
+        for turn in range(2):
+            await asyncio.sleep(1.5 * turn)  # longer than a head may take
             writer.write(GET)
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)
             length = int(head.lower().partition(b"content-length: ")[2].split()[0])
             await reader.readexactly(length)
-            await asyncio.sleep(0.5)  # longer than a head may take
 
 
 async def test_an_answer_may_take_longer_than_any_head(serve: Serve, factory: FakeFactory) -> None:
-    limits = GatewayLimits(head_timeout_s=0.1, body_timeout_s=0.1, idle_timeout_s=0.1)
+    limits = GatewayLimits(head_timeout_s=1.0, body_timeout_s=1.0, idle_timeout_s=1.0)
     gateway = await serve(factory, limits=limits)
     factory.hold_at = 1
     asked = asyncio.create_task(gateway.post(CHAT, BODY))
     await asyncio.wait_for(factory.holding.wait(), WAIT_S)
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(1.5)
     factory.release.set()
     assert (await asked)[0] == 200
 
@@ -190,7 +190,7 @@ async def test_many_slow_clients_keep_nobody_waiting(serve: Serve, factory: Fake
 
 
 async def test_connections_are_bounded(serve: Serve, factory: FakeFactory) -> None:
-    gateway = await serve(factory, limits=GatewayLimits(max_connections=3, head_timeout_s=1.0))
+    gateway = await serve(factory, limits=GatewayLimits(max_connections=3, head_timeout_s=3.0))
     async with contextlib.AsyncExitStack() as stack:
         held = [await stack.enter_async_context(connected(gateway)) for _ in range(3)]
         async with connected(gateway) as (reader, writer):
