@@ -38,7 +38,7 @@ from meshnet_gateway.recoveries import (
     can_recover,
     with_cause,
 )
-from meshnet_gateway.repairs import Repair, keep_layers, plan_repairs
+from meshnet_gateway.repairs import Repair, keep_layers, plan_repairs, widen
 from meshnet_gateway.selection import RouteSelector, SelectedRoute
 from meshnet_gateway.steps import StepOutput
 
@@ -270,7 +270,7 @@ class RecoveringPipeline:
         with self._shared.lost.guard(frozenset(route.incarnations)):
             for repair in repairs:
                 route = await self._show(route)
-                await self._repair(repair)
+                await self._repair(repair, route)
             route = await self._show(route)
         pipeline.reroute(route.hops)
         self._use(route)
@@ -294,7 +294,20 @@ class RecoveringPipeline:
         self._pipeline.show(route.token)
         return route
 
-    async def _repair(self, repair: Repair) -> None:
+    async def _repair(self, repair: Repair, route: SelectedRoute) -> None:
+        """Have caches computed again, with those before them whose nodes keep no journal.
+
+        A cache that was moved to its node came without one.
+        """
+        try:
+            await self._compute_again(repair)
+        except MeshError as error:
+            wider = widen(repair, route.hops)
+            if error.reason != "JOURNAL_LOST" or wider is None:
+                raise
+            await self._repair(wider, route)
+
+    async def _compute_again(self, repair: Repair) -> None:
         pipeline, mode = self._pipeline, self._shared.recovery.mode
         _log.info(
             "session %s: %d tokens of layers %d-%d are computed again at %s, in mode %s, from %s",

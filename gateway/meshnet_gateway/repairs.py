@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshnet.topology import Hop, LayerRange, NodeId, Route
 from meshnet_gateway.selection import SelectedRoute
 
-__all__ = ["Repair", "keep_layers", "plan_repairs"]
+__all__ = ["Repair", "keep_layers", "plan_repairs", "widen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,18 @@ def plan_repairs(old: SelectedRoute, new: SelectedRoute) -> tuple[Repair, ...] |
     if lost:
         found.append(Repair(before, tuple(lost)))
     return tuple(found)
+
+
+def widen(repair: Repair, route: Route) -> Repair | None:
+    """Take in the hop before, whose journal is gone, so that the one before that feeds both.
+
+    None where that is all of the route, or where the gateway feeds them already.
+    """
+    if repair.before is None:
+        return None
+    index = route.index(repair.before)
+    hops = (repair.before, *repair.hops)
+    return None if len(hops) == len(route) else Repair(route[index - 1] if index else None, hops)
 
 
 def keep_layers(old: SelectedRoute, new: SelectedRoute) -> SelectedRoute:

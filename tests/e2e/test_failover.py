@@ -58,10 +58,10 @@ def test_s1_a_killed_node_is_replaced_by_a_spare_without_a_wrong_token(smollm2):
 def test_without_a_journal_the_whole_route_computes_the_session_again(smollm2):
     off = dict.fromkeys(LAYERS, ("--journal-bytes", "0"))
     with mesh(smollm2, node_options=off) as made:
-        made.join_aside("spare", LAYERS["middle"])
+        made.join_aside("spare", LAYERS["last"])
         undisturbed = made.ask().choices[0].message.content
         session = computed(made.nodes["first"])
-        assert made.stream_and(lambda: replace_killed(made, "middle")) == undisturbed
+        assert made.stream_and(lambda: replace_killed(made, "last")) == undisturbed
         assert computed(made.nodes["first"]) > 2 * session + 1
         with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
             assert 'meshnet_recoveries_total{way="replay"} 1.0' in answer.read().decode()

@@ -294,19 +294,55 @@ async def test_exact_gives_the_same_bits_in_bfloat16(pool, client):
 
 async def test_without_a_journal_all_tokens_go_through_the_route_again(pool, client, caplog):
     await start_three(pool, journal_bytes=0)
-    await pool.start("spare", *SPANS["middle"])
+    await pool.start("spare", *SPANS["last"])
     expected = await undisturbed(pool, client)
-    pool.routes.append("first spare last")
+    pool.routes.append("first middle spare")
     shared = pipelines(pool, client)
     pipeline = await open_session(shared)
-    found = await generate(pipeline, {6: pool.nodes["middle"].close})
+    found = await generate(pipeline, {6: pool.nodes["last"].close})
     assert texts(found) == texts(expected)
     assert shared.counts.ways == {Way.REPLAY: 1}
     assert "the journal of this session does not hold its first 105 tokens" in caplog.text
     total = len(PROMPT) + STEPS - 1
     assert pool.computed("first", "spare") == [total + 106, total]
     await pipeline.close()
-    await settled(pool, "middle")
+    await settled(pool, "last")
+
+
+@pytest.mark.parametrize(
+    ("lost", "without", "again"),
+    [
+        ("last", "middle", {"first": 0, "middle": 105}),
+        ("middle", "first", {"first": 105, "last": 0}),
+    ],
+)
+async def test_a_hop_without_a_journal_is_computed_again_with_the_lost_one(
+    pool, client, lost, without, again
+):
+    """A cache that was moved to it came without one; the others are not disturbed."""
+    await start_three(pool)
+    await pool.start("spare", *SPANS[lost])
+    expected = await undisturbed(pool, client)
+    pool.routes.append("first middle last".replace(lost, "spare"))
+
+    async def lose() -> None:
+        sessions = pool.nodes[without].stage.sessions
+        (session,) = sessions._sessions.values()
+        sessions.journals.drop(session.journal, "moved")
+        await pool.nodes[lost].close()
+
+    shared = pipelines(pool, client)
+    pipeline = await open_session(shared)
+    found = await generate(pipeline, {6: lose})
+    assert texts(found) == texts(expected)
+    assert shared.counts.ways == {Way.JOURNAL: 1}
+    once = len(PROMPT) + STEPS - 1
+    for name, tokens in again.items():
+        assert pool.computed(name)[0] - once in (tokens, tokens + 1), (
+            "the step itself twice at most"
+        )
+    await pipeline.close()
+    await settled(pool, lost)
 
 
 async def test_a_node_that_knows_no_journals_is_replayed(pool, client, monkeypatch):

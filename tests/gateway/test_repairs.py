@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.topology import Hop, LayerRange, NodeId
-from meshnet_gateway.repairs import Repair, keep_layers, plan_repairs
+from meshnet_gateway.repairs import Repair, keep_layers, plan_repairs, widen
 from meshnet_gateway.selection import SelectedRoute
 
 
@@ -51,6 +51,24 @@ def test_runs_of_lost_hops(new, expected):
         Repair(before and hop(before), tuple(map(hop, lost.split()))) for before, lost in expected
     ]
     assert found == tuple(repairs)
+
+
+@pytest.mark.parametrize(
+    ("before", "lost", "wider"),
+    [
+        ("b10-20", "c20-30", ("a0-10", "b10-20 c20-30")),
+        ("a0-10", "b10-20", (None, "a0-10 b10-20")),
+        (None, "a0-10 b10-20", None),
+        ("a0-10", "b10-20 c20-30", None),
+    ],
+)
+def test_a_hop_without_a_journal_is_taken_in(before, lost, wider):
+    found = widen(Repair(before and hop(before), tuple(map(hop, lost.split()))), OLD.hops)
+    if wider is None:
+        assert found is None
+        return
+    feeder, hops = wider
+    assert found == Repair(feeder and hop(feeder), tuple(map(hop, hops.split())))
 
 
 def test_a_node_that_started_again_has_lost_its_cache():
