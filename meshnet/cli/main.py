@@ -20,6 +20,7 @@ from meshnet.cli import (
     models,
     nodes,
     operator,
+    references,
     route,
     status,
     token,
@@ -83,6 +84,7 @@ def _add_commands() -> None:
     app.add_typer(member.app, name="member")
     app.command()(login.login)
     app.add_typer(operator.app, name="operator")
+    app.add_typer(references.app, name="references")
     app.add_typer(key.app, name="key")
     for entry in sorted(entry_points(group="meshnet.commands"), key=lambda entry: entry.name):
         command = entry.load()

@@ -50,12 +50,15 @@ def list_nodes(
     if not found:
         console.print("No node is registered. Start one: meshnet node --help")
         return
-    table = Table("node", "state", "model", "layers", "sessions", "queue", "address", box=None)
+    table = Table(
+        "node", "state", "numbers", "model", "layers", "sessions", "queue", "address", box=None
+    )
     for node in found:
         for shard in node.shards or [None]:
             table.add_row(
                 node.name.removeprefix("nodes/"),
                 state_text(node),
+                numbers_text(node.verification),
                 shard.model.removeprefix("models/") if shard else "",
                 layers_text(shard.layers) if shard else "",
                 str(node.load.active_sessions),
@@ -174,6 +177,14 @@ def state_text(node: nodes_pb2.Node) -> str:
     return f"{state}, cordoned" if node.cordoned else state
 
 
+def numbers_text(found: nodes_pb2.Verification) -> str:
+    """Say what is known of a node's numbers: ``verified``, or why it is not."""
+    if found.state == nodes_pb2.Verification.STATE_UNSPECIFIED:
+        return ""
+    state = nodes_pb2.Verification.State.Name(found.state).removeprefix("STATE_").lower()
+    return f"{state}: {found.message}" if found.message else state
+
+
 def labels_text(node: nodes_pb2.Node) -> str:
     """Write a node's labels, in order of key."""
     return " ".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
@@ -234,6 +245,8 @@ def _show(node: nodes_pb2.Node) -> None:
     table = Table(show_header=False, box=None)
     table.add_row("node", node.name.removeprefix("nodes/"))
     table.add_row("state", state_text(node))
+    if numbers := numbers_text(node.verification):
+        table.add_row("numbers", numbers)
     if node.drain_reason:
         table.add_row("reason", node.drain_reason)
     for shard in node.shards:

@@ -32,12 +32,13 @@ from meshnet.plane.hop_client import HopClient
 from meshnet.plane.late import LateAnswers, ask_health
 from meshnet.plane.server import PlaneLimits, PlaneServer
 from meshnet.topology import NodeId
-from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.backend import LoadedWeights, ShardBackend, ShardSpec
 from meshnet_node.granted import GrantGate
 from meshnet_node.journals import JournalLimits, Journals
 from meshnet_node.metrics import render_metrics
 from meshnet_node.moving import ArrivingCache
 from meshnet_node.owners import Owners
+from meshnet_node.prober import PROBE_INTERVAL_S, Prober
 from meshnet_node.scheduler import Scheduler
 from meshnet_node.session import SessionLimits, SessionTable
 from meshnet_node.stage import Stage
@@ -71,6 +72,8 @@ class NodeSettings:
         sessions: limits of the session table.
         plane: limits of connections, heads and chunks.
         journals: limits of what is kept of sessions for the recovery of the next hop.
+        probe_interval_s: between probes of the shard while it serves; 0 for none but at the
+            start and after errors.
         tls: credentials for callers' connections and those to the hops after; None for plain ones.
         insecure: whether it may listen where other machines reach it without knowing callers.
     """
@@ -83,6 +86,7 @@ class NodeSettings:
     sessions: SessionLimits = field(default_factory=SessionLimits)
     journals: JournalLimits = field(default_factory=JournalLimits)
     plane: PlaneLimits = field(default_factory=PlaneLimits)
+    probe_interval_s: float = PROBE_INTERVAL_S
     tls: Credentials | None = None
     insecure: bool = False
 
@@ -114,6 +118,7 @@ class Node:
         self.settings = settings
         self.stage: Stage | None = None
         self.grants = GrantGate(settings.node)
+        self.prober: Prober | None = None
         self._open_backend = open_backend
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
         # On a connection that was kept, a question could be lost where its chunk was.
@@ -143,7 +148,7 @@ class Node:
         return host_port(*await self._server.start(self.settings.host, self.settings.port))
 
     async def load(self) -> ShardSpec:
-        """Load the shard and run one forward through it; gives what it holds.
+        """Load the shard and probe it; gives what it holds.
 
         Raises:
             MeshError: the shard cannot be loaded, or its forward fails.
@@ -168,6 +173,8 @@ class Node:
             grants=self.grants,
         )
         await loop.run_in_executor(self._aside, self._run_probe, stage, scheduler)
+        if backend.weights is not None:
+            await self._begin_probes(stage, backend.weights, scheduler)
         self.stage = stage
         self._owners = Owners(stage.sessions)
         self._late.start()
@@ -182,6 +189,8 @@ class Node:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.wait({self._housekeeping})
+        if self.prober is not None:
+            await asyncio.to_thread(self.prober.close)
         await self._late.close()
         await self._asker.close()
         self._client.close()
@@ -266,6 +275,23 @@ class Node:
             body = render_metrics(self.stage, self._client.choosers)
             return 200, "text/plain; version=0.0.4; charset=utf-8", body
         return None
+
+    async def _begin_probes(
+        self, stage: Stage, weights: LoadedWeights, scheduler: Scheduler
+    ) -> None:
+        def passed() -> None:
+            stage.last_forward = time.perf_counter()
+
+        prober = self.prober = Prober(
+            stage.backend,
+            weights,
+            scheduler,
+            interval_s=self.settings.probe_interval_s,
+            on_forward=passed,
+        )
+        await asyncio.get_running_loop().run_in_executor(self._aside, prober.run)
+        stage.on_failure = prober.wish
+        prober.start()
 
     async def _ask(self, address: str, timeout_s: float) -> None:
         await ask_health(self._asker, address, timeout_s)

@@ -18,17 +18,20 @@ from meshnet.cli.output import Json, errors
 from meshnet.cli.secured import Insecure
 from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
+from meshnet.control.reference_file import REFERENCE_FILE, read_reference_file
 from meshnet.errors import ConfigError
 from meshnet.identity import Role
 from meshnet.limits import change_limits
 from meshnet.plane.server import PlaneLimits
 from meshnet.topology import LayerRange, parse_layers, parse_node_id
+from meshnet.v1.reference_service_pb2 import Reference
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.backend import ShardBackend, ShardSpec
 from meshnet_node.heartbeat import Heartbeat, Registration
 from meshnet_node.journals import JournalLimits
-from meshnet_node.model_files import resolve_model
+from meshnet_node.model_files import ModelFiles, resolve_model
+from meshnet_node.prober import PROBE_INTERVAL_S
 from meshnet_node.session import SessionLimits
 from meshnet_node.stub import StubBackend
 
@@ -142,6 +145,13 @@ def node(
         typer.Option("--stub-busy", help="Keep a thread of the stub backend computing in Python."),
     ] = False,
     insecure: Insecure = False,
+    probe_interval: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Seconds between probes of what is computed here; 0 for none while serving.",
+        ),
+    ] = PROBE_INTERVAL_S,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -190,9 +200,9 @@ def node(
             delay_s=stub_delay_ms / 1e3,
             busy=stub_busy,
         )
-        spec, open_backend = stub.spec, lambda: stub
+        spec, open_backend, reference = stub.spec, lambda: stub, None
     else:
-        spec, open_backend = _transformers(
+        spec, open_backend, reference = _transformers(
             settings, model, shard_layers, dtype, threads, allow_unverified=allow_unverified
         )
     plane, wire, sessions = _limits(
@@ -205,6 +215,7 @@ def node(
         sessions=sessions,
         plane=replace(plane, wire=wire),
         journals=JournalLimits(journal_bytes, journal_disk_bytes, journal_dir),
+        probe_interval_s=probe_interval,
         tls=tls,
         insecure=insecure,
     )
@@ -225,7 +236,7 @@ def node(
             heartbeat: Heartbeat | None = None
             if control is not None:
                 public = advertise or _public_address(address, control)
-                registration = Registration(identity, spec, public, region, zone, tls)
+                registration = Registration(identity, spec, public, region, zone, tls, reference)
                 heartbeat = Heartbeat(control, registration, served, served.bandwidths)
                 await heartbeat.start()
             try:
@@ -279,8 +290,8 @@ def _transformers(
     threads: int | None,
     *,
     allow_unverified: bool,
-) -> tuple[ShardSpec, Callable[[], ShardBackend]]:
-    """Find the model's files; gives what the shard will hold, and how to load it."""
+) -> tuple[ShardSpec, Callable[[], ShardBackend], Reference | None]:
+    """Find the model's files; gives what the shard will hold, how to load it, its reference."""
     if model is None:
         raise ConfigError(
             "--model is missing; expected a model directory or a hub name", field="--model"
@@ -317,7 +328,24 @@ def _transformers(
             allow_unverified=allow_unverified,
         )
 
-    return spec, open_backend
+    return spec, open_backend, _reference(files)
+
+
+def _reference(files: ModelFiles) -> Reference | None:
+    """Give the reference that lies beside the weights, if it is of this model."""
+    reference = read_reference_file(files.directory)
+    if reference is not None and reference.model_digest != files.digest:
+        errors.print(
+            f"{files.directory}: {REFERENCE_FILE} is of another digest of the model and not used;"
+            " meshnet model reference makes it anew",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        return None
+    if reference is not None:
+        reference.model = f"models/{files.name}"
+    return reference
 
 
 def _parse(parse: Callable[[str], _T], text: str, flag: str) -> _T:

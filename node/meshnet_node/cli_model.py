@@ -13,7 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from meshnet.cli.output import Json, console, errors, print_json
+from meshnet.control.probe_messages import reference_message
+from meshnet.control.reference_file import write_reference_file
 from meshnet.errors import ConfigError
+from meshnet.probes import Reference, tolerance
 
 if TYPE_CHECKING:
     from meshnet_node.hf.gguf_import import ImportedModel
@@ -56,6 +59,9 @@ def import_model(
         str, typer.Option(help="Size a weight file should not pass, as 50MB or 1GiB.")
     ] = "50MB",
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
+    reference: Annotated[
+        bool, typer.Option(help="Also record what each layer computes, to verify nodes by.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Convert a GGUF file into a model directory: safetensors, configuration, tokenizer.
@@ -86,7 +92,39 @@ def import_model(
             force=force,
             on_tensor=on_tensor,
         )
+    if reference:
+        _record(imported.directory, allow_unverified=False)
     _print_import(imported, as_json=as_json)
+
+
+@app.command("reference")
+def record_reference(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the whole model.")],
+    allow_unverified: Annotated[
+        bool, typer.Option(help="Also of an architecture not known to run exactly in shards.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Record what each layer of a model computes, to verify the mesh's nodes by.
+
+    A few layers are loaded at a time. The file is written beside the weights; the first node
+    that is started with it registers it, or an operator: ``meshnet references register DIR``.
+    """
+    path, recorded = _record(directory, allow_unverified=allow_unverified)
+    if as_json:
+        print_json(
+            {
+                "file": str(path),
+                "model": recorded.model,
+                "model_digest": recorded.model_digest,
+                "num_layers": recorded.num_layers,
+            }
+        )
+        return
+    for dtype, parts in recorded.variants.items():
+        allowed = max(tolerance(part) for part in parts.values())
+        console.print(f"{dtype}: deviations up to {allowed:.2%} are allowed", highlight=False)
+    console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -123,6 +161,18 @@ def survey(
         table.add_row(row.model_type, row.architecture, verdict, row.reason)
     console.print(table)
     console.print(f"{sum(row.exact for row in rows)} of {len(rows)} exact")
+
+
+def _record(directory: Path, *, allow_unverified: bool) -> tuple[Path, Reference]:
+    with _progress() as progress:
+        task = progress.add_task("recording what layers compute", total=None)
+        from meshnet_node.hf.reference import make_reference
+
+        def on_layers(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        recorded = make_reference(directory, allow_unverified=allow_unverified, on_layers=on_layers)
+    return write_reference_file(directory, reference_message(recorded)), recorded
 
 
 def _print_import(imported: ImportedModel, *, as_json: bool) -> None:

@@ -19,12 +19,14 @@ from meshnet.errors import Code, LeaseExpiredError, MeshError
 from meshnet.grants import GrantKey
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
+from meshnet.v1 import reference_service_pb2 as references_pb2
 from meshnet.v1 import types_pb2
 from meshnet.wire import WIRE_VERSION
 from meshnet_node.app import Node
 from meshnet_node.backend import ShardSpec
 from meshnet_node.neighbours import Bandwidths, Neighbours
 from meshnet_node.pace import Counters, LayerPace
+from meshnet_node.reporter import Reporter
 
 __all__ = ["Heartbeat", "Registration"]
 
@@ -51,6 +53,7 @@ class Registration:
         region: chosen by the operator; empty for none.
         zone: failure domain in the region; empty for none.
         tls: credentials of the activation plane; None where it is plain.
+        reference: of the model, if it is known here.
     """
 
     node: NodeId
@@ -59,6 +62,7 @@ class Registration:
     region: str
     zone: str = ""
     tls: Credentials | None = None
+    reference: references_pb2.Reference | None = None
 
 
 class Heartbeat:
@@ -95,6 +99,10 @@ class Heartbeat:
             tls=registration.tls,
         )
         self._pace = LayerPace(len(registration.spec.layers))
+        self._reporter = Reporter(
+            registration.node, registration.spec.model, node, registration.reference
+        )
+        self._wants_again = False
         self._desired = nodes_pb2.NODE_STATE_READY
         self._leaving = False
         self._incarnation = time.time_ns()
@@ -139,6 +147,8 @@ class Heartbeat:
         except LeaseExpiredError:
             _log.warning("node %s: the lease ended; registering again", self._registration.node)
             await self._register()
+            answer = await self._beat_once()
+        if self._wants_again:
             answer = await self._beat_once()
         self._learn(answer.grants)
         self._obey(answer.desired_state)
@@ -197,16 +207,21 @@ class Heartbeat:
                 delay_s = min(self._interval_s, _RETRY_S)
 
     async def _beat_once(self) -> nodes_pb2.HeartbeatResponse:
-        return await self._client.heartbeat(
+        probes, number = self._reporter.pending()
+        answer = await self._client.heartbeat(
             self._registration.node,
             lease_id=self._lease_id,
             incarnation=self._incarnation,
             ready=await asyncio.to_thread(self._node.healthy),
             load=self._load(),
+            probes=probes,
         )
+        self._wants_again = self._reporter.hear(answer, number)
+        return answer
 
     async def _register(self) -> None:
         registration = self._registration
+        await self._reporter.introduce(self._client)
         spec = registration.spec
         node = nodes_pb2.Node(incarnation=self._incarnation, software_version=__version__)
         node.location.region, node.location.zone = registration.region, registration.zone

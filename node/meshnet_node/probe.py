@@ -5,19 +5,34 @@ What is computed here is compared elsewhere: with what a whole model gave, see `
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from meshnet import probes
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
-from meshnet.probes import HEAD, WHOLE, PartReport, hidden_input, layer_part, make_sketch
+from meshnet.probes import (
+    HEAD,
+    WHOLE,
+    PartReport,
+    hidden_input,
+    layer_part,
+    make_sketch,
+    token_input,
+)
 from meshnet.topology import LayerRange
 from meshnet_node.backend import ShardBackend
 
-__all__ = ["part_input", "probe_part", "probed_parts", "run_layers", "run_part"]
+__all__ = ["Turn", "part_input", "part_layer", "probe_part", "probed_parts", "run_part"]
+
+Output = npt.NDArray[Any]
+
+Turn = Callable[[Callable[[], Output]], Output]
+"""Waits until the shard may compute, and does what it is given then."""
+
+_HIDDEN: Final = Want("hidden")
 
 
 def probed_parts(backend: ShardBackend) -> tuple[str, ...]:
@@ -27,54 +42,50 @@ def probed_parts(backend: ShardBackend) -> tuple[str, ...]:
     return (*map(layer_part, layers), *([HEAD] if spec.holds_head else []), WHOLE)
 
 
-def probe_part(backend: ShardBackend, part: str) -> PartReport:
-    """Compute one part on its seeded input; gives its sketches.
+def probe_part(backend: ShardBackend, part: str, turn: Turn) -> PartReport:
+    """Compute one part on its seeded input, a turn for each forward; gives its sketches.
 
     Raises:
-        MeshError: the computation fails.
+        MeshError: the computation fails, or no turn came.
     """
     if part != WHOLE:
-        return PartReport(sketch=make_sketch(run_part(backend, part)))
+        return PartReport(sketch=make_sketch(turn(lambda: run_part(backend, part))))
     layers = backend.spec.layers
-    values = part_input(backend, layers.start)
-    whole = run_layers(backend, layers, values)
+    values = given = part_input(backend, layers.start)
+    whole = turn(lambda: _run(backend, layers, given, _HIDDEN))
     for layer in range(layers.start, layers.end):
-        values = run_layers(backend, LayerRange(layer, layer + 1), values)
+        values = turn(_step(backend, layer, values))
     return PartReport(sketch=make_sketch(whole), against=make_sketch(values))
 
 
-def run_part(backend: ShardBackend, part: str) -> npt.NDArray[Any]:
+def run_part(backend: ShardBackend, part: str) -> Output:
     """Compute a layer or the head on its seeded input; gives all of its output.
 
     Raises:
         MeshError: the computation fails.
     """
-    spec = backend.spec
-    is_head = part == HEAD
-    layer = spec.num_layers - 1 if is_head else int(part.rpartition(".")[2])
-    want = Want("logits" if is_head else "hidden")
-    return run_layers(backend, LayerRange(layer, layer + 1), part_input(backend, layer), want)
+    layer = part_layer(backend, part)
+    want = Want("logits") if part == HEAD else _HIDDEN
+    return _run(backend, LayerRange(layer, layer + 1), part_input(backend, layer), want)
 
 
-def part_input(backend: ShardBackend, layer: int) -> npt.NDArray[Any]:
+def part_layer(backend: ShardBackend, part: str) -> int:
+    """Give the layer that a part is computed with."""
+    return backend.spec.num_layers - 1 if part == HEAD else int(part.rpartition(".")[2])
+
+
+def part_input(backend: ShardBackend, layer: int) -> Output:
     """Give the seeded input of the layers that begin with `layer`."""
     spec = backend.spec
-    if layer == 0:
-        return probes.token_input(spec.vocab_size)
-    return hidden_input(layer, spec.hidden_size)
+    return token_input(spec.vocab_size) if layer == 0 else hidden_input(layer, spec.hidden_size)
 
 
-def run_layers(
-    backend: ShardBackend,
-    layers: LayerRange,
-    values: npt.NDArray[Any],
-    want: Want = Want("hidden"),  # noqa: B008 - immutable
-) -> npt.NDArray[Any]:
-    """Run layers on a cache of their own.
+def _step(backend: ShardBackend, layer: int, values: Output) -> Callable[[], Output]:
+    return lambda: _run(backend, LayerRange(layer, layer + 1), values, _HIDDEN)
 
-    Raises:
-        MeshError: the computation fails; any failure of the backend, whatever its kind.
-    """
+
+def _run(backend: ShardBackend, layers: LayerRange, values: Output, want: Want) -> Output:
+    """Run layers on a cache of their own; any failure of the backend is a MeshError."""
     try:
         output = backend.forward(backend.open_cache(), values, layers=layers, want=want)
     except MeshError:

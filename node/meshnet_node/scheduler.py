@@ -53,6 +53,7 @@ class Scheduler:
         self._busy = False
         self._decodes: deque[_Waiter] = deque()
         self._prefills: deque[_Waiter] = deque()
+        self._idles: deque[_Waiter] = deque()
         self._num_ahead = 0
         self._max_wait_s = max_wait_s
         self._max_waiting = max_waiting
@@ -70,11 +71,29 @@ class Scheduler:
             MeshError: UNAVAILABLE, too many wait or none ended in time.
             CallerGoneError: `caller` left while this waited.
         """
+        return self._run(work, caller, self._decodes if urgent else self._prefills)
+
+    def run_idle(self, work: Callable[[], _T], caller: Caller, *, max_wait_s: float) -> _T:
+        """Do `work` when nothing else waits, as `run` does otherwise.
+
+        Raises:
+            MeshError: UNAVAILABLE (QUEUE_FULL), there was other work all the time.
+            CallerGoneError: `caller` left while this waited.
+        """
+        return self._run(work, caller, self._idles, max_wait_s)
+
+    def _run(
+        self,
+        work: Callable[[], _T],
+        caller: Caller,
+        queue: deque[_Waiter],
+        max_wait_s: float | None = None,
+    ) -> _T:
         with self._lock:
             is_free = not self._busy
             self._busy = True
         if not is_free:
-            self._wait_turn(caller, self._decodes if urgent else self._prefills)
+            self._wait_turn(caller, queue, max_wait_s or self._max_wait_s)
         try:
             return work() if self._worker is None else self._worker.run(work)
         finally:
@@ -86,7 +105,7 @@ class Scheduler:
         if self._worker is not None:
             self._worker.close()
 
-    def _wait_turn(self, caller: Caller, queue: deque[_Waiter]) -> None:
+    def _wait_turn(self, caller: Caller, queue: deque[_Waiter], max_wait_s: float) -> None:
         with self._lock:
             if not self._busy:  # since
                 self._busy = True
@@ -101,7 +120,7 @@ class Scheduler:
             waiter = _Waiter()
             queue.append(waiter)
         try:
-            self._await_turn(caller, waiter)
+            self._await_turn(caller, waiter, max_wait_s)
         except BaseException:
             with self._lock:
                 if waiter.has_turn:
@@ -110,14 +129,14 @@ class Scheduler:
                     queue.remove(waiter)
             raise
 
-    def _await_turn(self, caller: Caller, waiter: _Waiter) -> None:
-        until = time.monotonic() + self._max_wait_s
+    def _await_turn(self, caller: Caller, waiter: _Waiter, max_wait_s: float) -> None:
+        until = time.monotonic() + max_wait_s
         with caller.waking(lambda: self._look_up(waiter)):
             while not waiter.has_turn:
                 if not waiter.gate.acquire(timeout=max(0.0, until - time.monotonic())):
                     raise MeshError(
                         Code.UNAVAILABLE,
-                        f"no turn to compute within {self._max_wait_s:g} s",
+                        f"no turn to compute within {max_wait_s:g} s",
                         reason="QUEUE_FULL",
                         retry_after_s=1.0,
                     )
@@ -136,6 +155,9 @@ class Scheduler:
             self._num_ahead += 1
         elif self._prefills:
             waiter = self._prefills.popleft()
+            self._num_ahead = 0
+        elif self._idles:
+            waiter = self._idles.popleft()
             self._num_ahead = 0
         else:
             self._busy = False

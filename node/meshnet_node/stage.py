@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from meshnet.chunk import Answer, Chunk
 from meshnet.dtypes import BFLOAT16, FLOAT32, numpy_dtype
-from meshnet.errors import MeshError, NextHopError, PositionError
+from meshnet.errors import Code, MeshError, NextHopError, PositionError
 from meshnet.grammar import Phase, Want
 from meshnet.operations import Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller
@@ -45,6 +45,9 @@ class Stage:
 
     Its methods may be called by many threads: each brings one chunk, and waits, computes
     and sends on itself. What one receives and decodes overlaps what another computes.
+
+    Attributes:
+        on_failure: called when a computation fails, by the thread that computed.
 
     Args:
         node: this node's id, for timings.
@@ -81,6 +84,7 @@ class Stage:
             backend, sessions, client, self._grants, hop_timeout_s=hop_timeout_s
         )
         self._present: set[Caller] = set()
+        self.on_failure: Callable[[], None] = lambda: None
         self.num_chunks = 0
         self.num_tokens = 0
         self.num_rebuilt_tokens = 0
@@ -273,6 +277,10 @@ class Stage:
         try:
             output = self.backend.forward(session.cache, tensor, layers=layers, want=want)
             went_well = True
+        except MeshError as error:
+            if error.code is Code.INTERNAL:
+                self.on_failure()
+            raise
         finally:
             ended = self._clock()
             self.running.end(ended, went_well=went_well)

@@ -33,7 +33,7 @@ def test_import_prints_json_on_stdout_alone(tmp_path: Path) -> None:
     assert printed["directory"] == str(tmp_path / "tiny")
     assert (printed["architecture"], printed["num_layers"]) == ("llama", 3)
     assert printed["dtype"] == "bfloat16"
-    assert set(printed["files"]) | {"meshnet.json"} == {
+    assert set(printed["files"]) | {"meshnet.json", "meshnet-reference.json"} == {
         path.name for path in (tmp_path / "tiny").iterdir()
     }
     assert resolve_model(printed["directory"]).name == "tiny"

@@ -1,0 +1,98 @@
+"""A real node whose shard goes wrong after loading: ``python -m tests.node.faulty_node FAULT ...``.
+
+The files, and what the node says of them, are right: only its probes can tell.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from meshnet.cli.main import main
+from meshnet_node.hf.shard import TransformersShard
+from meshnet_node.hf.window import LayerWindow
+
+_TOLD: list[TransformersShard] = []
+
+
+def _theta(shard: TransformersShard) -> None:
+    """Rotate as a tenth of the model's rope_theta would."""
+    rotary = shard._shard.decoder.rotary_emb
+    theta = shard._shard.config.rope_parameters["rope_theta"]
+    exponents = torch.arange(0, 2 * len(rotary.inv_freq), 2) / (2 * len(rotary.inv_freq))
+    rotary.inv_freq.copy_((theta / 10) ** -exponents)
+
+
+def _epsilon(shard: TransformersShard) -> None:
+    for layer in shard._window._layers:
+        for module in layer.modules():
+            if hasattr(module, "variance_epsilon"):
+                module.variance_epsilon *= 10
+
+
+def _float16(shard: TransformersShard) -> None:
+    """Compute in float16, as a node on another kind of machine might."""
+    shard._shard = replace(shard._shard, dtype=torch.float16)
+    shard._shard.model.half()
+    for layer in shard._window._layers:
+        layer.half()
+
+
+def _shift(shard: TransformersShard) -> None:
+    """Run each layer in the place of the one before."""
+    loaded, held = shard._shard, shard.spec.layers
+    layers = shard._window._layers
+    shifted = nn.ModuleList([*layers[1:], layers[0]])
+    for index, layer in enumerate(shifted):
+        for module in layer.modules():
+            if "layer_idx" in vars(module):
+                module.layer_idx = held.start + index
+    setattr(loaded.owner, loaded.list_name, shifted)
+    shard._window = LayerWindow(loaded, held, shard.spec.num_layers)
+
+
+def _bit(shard: TransformersShard) -> None:
+    """Flip the lowest bit of one weight: far below what any tolerance can see."""
+    module = next(
+        each for each in shard._window._layers[1].modules() if isinstance(each, nn.Linear)
+    )
+    weight = module.weight.data.clone()  # the file's own pages are shared
+    weight.view(torch.int16)[0, 0] ^= 1
+    module.weight.data = weight
+
+
+def _late_bit(shard: TransformersShard) -> None:
+    """Flip a bit when told by SIGUSR1, and back when told again."""
+    _TOLD.append(shard)
+
+
+FAULTS: dict[str, Callable[[TransformersShard], None]] = {
+    "theta": _theta,
+    "epsilon": _epsilon,
+    "float16": _float16,
+    "shift": _shift,
+    "bit": _bit,
+    "late-bit": _late_bit,
+    "none": lambda _: None,
+}
+
+
+def _go_wrong(fault: Callable[[TransformersShard], None]) -> None:
+    load = TransformersShard.__init__
+
+    def load_and_go_wrong(shard: TransformersShard, *args: object, **kwargs: object) -> None:
+        load(shard, *args, **kwargs)
+        fault(shard)
+
+    TransformersShard.__init__ = load_and_go_wrong
+
+
+if __name__ == "__main__":
+    _go_wrong(FAULTS[sys.argv[1]])
+    signal.signal(signal.SIGUSR1, lambda *_: [_bit(shard) for shard in _TOLD])
+    main(["node", *sys.argv[2:]])

@@ -1,0 +1,177 @@
+"""References and probes of real tiny models: no false alarm, and what a node does about time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from meshnet.probes import HEAD, WHOLE, PartReport, Report, judge
+from meshnet.topology import LayerRange
+from meshnet_node.hf.reference import make_reference
+from meshnet_node.hf.shard import TransformersShard
+from meshnet_node.prober import Prober
+from meshnet_node.scheduler import Scheduler
+from tests.node.tiny import TINY, save_tiny
+
+SPLIT = 2
+REST = LayerRange(SPLIT, 5)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Give the directory of a tiny model of a family, made once."""
+    made = {}
+
+    def give(family, dtype=torch.bfloat16):
+        if (family, dtype) not in made:
+            folder = tmp_path_factory.mktemp(family) / "tiny"
+            made[family, dtype] = save_tiny(family, folder, dtype=dtype)
+        return made[family, dtype]
+
+    return give
+
+
+def _shard(directory, layers, dtype="auto"):
+    return TransformersShard(directory, layers, model="tiny", digest="d", dtype=dtype)
+
+
+def _prober(shard, **kwargs):
+    kwargs.setdefault("interval_s", 0.0)
+    return Prober(shard, shard.weights, Scheduler(), **kwargs)
+
+
+def _report(shard):
+    prober = _prober(shard)
+    prober.run()
+    return prober.latest.report
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_shards_of_every_family_match_their_reference(family, tiny):
+    directory = tiny(family)
+    reference = make_reference(directory)
+    for dtype in ("bfloat16", "float32"):
+        for layers in (LayerRange(0, SPLIT), REST):
+            report = _report(_shard(directory, layers, dtype))
+            verdict = judge(report, reference, layers, head=layers.end == 5)
+            assert verdict.reason == "", (dtype, layers, verdict)
+            assert verdict.worst < 0.25
+    assert set(report.parts) >= {"layer.2", "layer.4", HEAD, WHOLE}
+
+
+def test_weights_saved_in_float32_match_in_both_types(tiny):
+    directory = tiny("llama", torch.float32)
+    reference = make_reference(directory)
+    for dtype in ("bfloat16", "float32"):
+        report = _report(_shard(directory, REST, dtype))
+        assert judge(report, reference, REST, head=True).reason == ""
+
+
+def test_other_kernels_and_threads_match_a_shared_reference(tiny):
+    """What nodes on other machines differ by: 52 probes of both types, no false alarm."""
+    directory = tiny("llama")
+    reference = make_reference(directory)
+    worst = 0.0
+    threads = torch.get_num_threads()
+    try:
+        for dtype in ("bfloat16", "float32"):
+            shard = _shard(directory, LayerRange(0, 5), dtype)
+            for round_ in range(26):
+                torch.backends.mkldnn.enabled = round_ % 2 == 0
+                torch.set_num_threads(2 if round_ in (12, 13) else 1)
+                verdict = judge(_report(shard), reference, LayerRange(0, 5), head=True)
+                assert verdict.reason == "", verdict
+                worst = max(worst, verdict.worst)
+    finally:
+        torch.backends.mkldnn.enabled = True
+        torch.set_num_threads(threads)
+    assert worst < 0.5
+
+
+def test_another_models_weights_do_not_match(tiny, tmp_path):
+    reference = make_reference(tiny("llama"))
+    other = save_tiny("llama", tmp_path / "other", seed=1)
+    verdict = judge(_report(_shard(other, REST)), reference, REST, head=True)
+    assert verdict.reason == "WEIGHTS"
+
+
+def test_numbers_alone_tell_another_models_layers(tiny, tmp_path):
+    reference = make_reference(tiny("llama"))
+    found = _report(_shard(save_tiny("llama", tmp_path / "other", seed=1), REST)).parts
+    expected = reference.variants["bfloat16"]
+    disguised = {
+        name: PartReport(expected[name].digest if name in expected else b"", p.sketch, p.against)
+        for name, p in found.items()
+    }
+    verdict = judge(Report("bfloat16", disguised), reference, REST, head=True)
+    assert verdict.reason == "NUMBERS"
+    assert verdict.worst > 10
+
+
+def test_a_wish_is_met_and_a_failure_is_reported(tiny):
+    shard = _shard(tiny("llama"), REST)
+    seen = threading.Event()
+    prober = _prober(shard, on_forward=seen.set)
+    prober.run()
+    first = prober.latest
+    prober.start()
+    try:
+        seen.clear()
+        prober.wish()
+        assert seen.wait(60)
+        assert _await(lambda: prober.latest.number > first.number)
+        assert prober.latest.report.problem == ""
+        shard.forward = _broken
+        prober.wish()
+        assert _await(lambda: prober.latest.report.problem == "layers 2-3: no such kernel")
+    finally:
+        prober.close()
+
+
+def test_probes_wait_for_sessions(tiny):
+    """A probe that waits goes last, whatever came after it."""
+    scheduler = Scheduler()
+    done, order = [], []
+    began, gate = threading.Event(), threading.Event()
+
+    def first():
+        began.set()
+        gate.wait(60)
+
+    def queue(name, run):
+        thread = threading.Thread(target=run, args=(lambda: order.append(name),))
+        thread.start()
+        done.append(thread)
+
+    from meshnet.plane.caller import Caller
+
+    busy = threading.Thread(
+        target=lambda: scheduler.run(first, Caller(), urgent=False), daemon=True
+    )
+    busy.start()
+    assert began.wait(60)
+    queue("probe", lambda work: scheduler.run_idle(work, Caller(), max_wait_s=60))
+    assert _await(lambda: len(scheduler._idles) == 1)
+    queue("prefill", lambda work: scheduler.run(work, Caller(), urgent=False))
+    assert _await(lambda: len(scheduler._prefills) == 1)
+    queue("decode", lambda work: scheduler.run(work, Caller(), urgent=True))
+    assert _await(lambda: len(scheduler._decodes) == 1)
+    gate.set()
+    for thread in [busy, *done]:
+        thread.join(60)
+    assert order == ["decode", "prefill", "probe"]
+
+
+def _broken(*_args, **_kwargs):
+    raise RuntimeError("no such kernel")
+
+
+def _await(check, timeout_s=60.0):
+    waited = threading.Event()
+    for _ in range(int(timeout_s / 0.02)):
+        if check():
+            return True
+        waited.wait(0.02)
+    return False
