@@ -104,14 +104,14 @@ def test_faults_are_quarantined_before_they_serve_and_while_they_do(model, contr
         late = stack.enter_context(
             _node("late-bit", "late", control, model, "--probe-interval", "0.5")
         )
-        late.event("ready")  # its reference is there before the others come
+        late.event("ready", 600)  # its reference is there before the others come
         nodes = {}
         for fault in expected:
             directory = model if fault in IN_MEMORY else _spoil(model, fault, tmp_path)
             kind = fault if fault in IN_MEMORY else "none"
             nodes[fault] = stack.enter_context(_node(kind, fault, control, directory))
         for fault, reason in expected.items():
-            nodes[fault].event("ready")
+            nodes[fault].event("ready", 600)
             state, verification = _found(control, fault)
             assert (state, verification["reason"]) == ("QUARANTINED", reason), fault
         assert _found(control, "late")[1]["state"] == "STATE_VERIFIED"
