@@ -1,4 +1,4 @@
-"""Which nodes sessions are to leave, as the registry last said: those that drain or are wrong."""
+"""Which nodes drain, as the registry last said: sessions are to leave them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
 
-__all__ = ["DrainingNodes", "QuarantinedNodes"]
+__all__ = ["DrainingNodes"]
 
 _LEAVING: Final = (nodes_pb2.NODE_STATE_DRAINING, nodes_pb2.NODE_STATE_DRAINED)
 
@@ -22,7 +22,7 @@ class DrainingNodes:
     def observe(self, node: nodes_pb2.Node) -> None:
         """Take in a node as the registry has it now."""
         name = NodeId(node.name.removeprefix("nodes/"))
-        if self._is_left(node):
+        if node.state in _LEAVING:
             self._incarnations[name] = node.incarnation
         else:
             self._incarnations.pop(name, None)
@@ -38,13 +38,3 @@ class DrainingNodes:
         return frozenset(
             node for node, start in incarnations.items() if self._incarnations.get(node) == start
         )
-
-    def _is_left(self, node: nodes_pb2.Node) -> bool:
-        return node.state in _LEAVING
-
-
-class QuarantinedNodes(DrainingNodes):
-    """Nodes whose numbers are wrong: neither their caches nor those made of them are of use."""
-
-    def _is_left(self, node: nodes_pb2.Node) -> bool:
-        return node.verification.state == nodes_pb2.Verification.STATE_FAILED

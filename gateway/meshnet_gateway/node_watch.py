@@ -1,4 +1,4 @@
-"""Watches the registry for nodes that are lost or drain."""
+"""Watches the registry for nodes that are lost, drain, or are in quarantine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NodeWatch:
 
     Args:
         control: whose nodes to watch; a control plane that is away loses no node.
-        lost: told of nodes whose lease ended.
+        lost: told of nodes whose lease ended, or whose numbers are wrong.
         draining: told of every change.
     """
 
@@ -60,6 +60,11 @@ class NodeWatch:
             await asyncio.sleep(_RETRY_S)
 
     def _observe(self, node: nodes_pb2.Node) -> None:
+        node_id = NodeId(node.name.removeprefix("nodes/"))
         if node.state == nodes_pb2.NODE_STATE_LOST:
-            self._lost.lose(NodeId(node.name.removeprefix("nodes/")))
+            self._lost.lose(node_id)
+        if node.verification.state == nodes_pb2.Verification.STATE_FAILED:
+            self._lost.quarantine(node_id)
+        else:
+            self._lost.wrong.discard(node_id)
         self._draining.observe(node)

@@ -27,7 +27,7 @@ from meshnet.operations import RebuildMode
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import Hop, NodeId, SessionId
 from meshnet_gateway.draining import DrainingNodes
-from meshnet_gateway.lost import LostNodes
+from meshnet_gateway.lost import WRONG_NUMBERS, LostNodes
 from meshnet_gateway.moving import Departure, SessionMoves
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline, new_session
 from meshnet_gateway.presence import Presence
@@ -114,6 +114,7 @@ class RecoveringPipeline:
         self._incarnations = dict(route.incarnations)
         self._steps: list[list[int]] = []
         self._closing: set[asyncio.Task[None]] = set()
+        self._is_spoiled = False
         self._departure = Departure(shared.moves, model, max_tokens)
         self._begin(route, session)
 
@@ -200,6 +201,7 @@ class RecoveringPipeline:
 
     def _begin(self, route: SelectedRoute, session: SessionId) -> None:
         self._use(route)
+        self._is_spoiled = False
         self._pipeline = RoutePipeline(
             self._shared.client,
             route.hops,
@@ -227,7 +229,11 @@ class RecoveringPipeline:
             self._failed[node] = self._incarnations.get(node, 0)
             self._shared.selector.suspects.add(node)
         _log.warning("session %s: %s", self._pipeline.session, error)
+        if error.reason == WRONG_NUMBERS:
+            self._is_spoiled = True  # the caches after that node too
         route = await self._replace()
+        if self._is_spoiled:
+            return await self._replay(route, want, error)
         try:
             way = await self._rebuild(route)
             return await self._go_on(want), way

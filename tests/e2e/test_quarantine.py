@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
@@ -47,24 +47,27 @@ def control():
 
 
 @contextmanager
-def _node(fault, node_id, control, directory, *flags):
+def _nodes(control, nodes):
+    """Run nodes; gives their output, which says of each when it is ready."""
+    arguments = {
+        node_id: [
+            *(fault, "--model", str(directory), "--layers", LAYERS, "--threads", "1"),
+            *("--control", control["grpc"], "--listen", "127.0.0.1:0", "--grace", "0", *flags),
+        ]
+        for node_id, (fault, directory, *flags) in nodes.items()
+    }
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tests.node.faulty_node", fault),
-            *("--model", str(directory), "--layers", LAYERS, "--id", node_id),
-            *("--control", control["grpc"], "--listen", "127.0.0.1:0", "--threads", "1"),
-            *("--grace", "0", "--json", *flags),
-        ],
+        [sys.executable, "-m", "tests.node.faulty_node", json.dumps(arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
     )
-    node = Running(process)
+    running_nodes = Running(process)
     try:
-        yield node
+        yield running_nodes
     finally:
-        node.end()
+        running_nodes.end()
 
 
 def _found(control, node_id):
@@ -98,32 +101,33 @@ def _spoil(directory, name, target):
     return target
 
 
+@pytest.mark.timeout(900)
 def test_faults_are_quarantined_before_they_serve_and_while_they_do(model, control, tmp_path):
     expected = {**IN_MEMORY, **ON_DISK}
-    with ExitStack() as stack:
-        late = stack.enter_context(
-            _node("late-bit", "late", control, model, "--probe-interval", "0.5")
-        )
-        late.event("ready", 600)  # its reference is there before the others come
-        nodes = {}
-        for fault in expected:
-            directory = model if fault in IN_MEMORY else _spoil(model, fault, tmp_path)
-            kind = fault if fault in IN_MEMORY else "none"
-            nodes[fault] = stack.enter_context(_node(kind, fault, control, directory))
+    nodes = {fault: (fault, model) for fault in IN_MEMORY}
+    nodes |= {fault: ("none", _spoil(model, fault, tmp_path)) for fault in ON_DISK}
+    nodes["late"] = ("late-bit", model, "--probe-interval", "0.5")
+    meshnet("references", "register", str(model), "--control", control["grpc"])
+    with _nodes(control, nodes) as running_nodes:
+        pids = {}
+        for _ in nodes:
+            started = running_nodes.event("started", 300)
+            pids[started["node"]] = started["pid"]
+        events = [running_nodes.event("ready", 600) for _ in nodes]
+        assert {event["node"] for event in events} == set(nodes)
         for fault, reason in expected.items():
-            nodes[fault].event("ready", 600)
             state, verification = _found(control, fault)
             assert (state, verification["reason"]) == ("QUARANTINED", reason), fault
         assert _found(control, "late")[1]["state"] == "STATE_VERIFIED"
         _check_what_is_shown(control)
         _check_what_is_routed_to(control)
 
-        os.kill(late.process.pid, signal.SIGUSR1)
-        found = eventually(lambda: _is(control, "late", "QUARANTINED"), 120)
+        os.kill(pids["late"], signal.SIGUSR1)
+        found = eventually(lambda: _is(control, "late", "QUARANTINED"), 300)
         assert found["reason"] == "WEIGHTS"
-        os.kill(late.process.pid, signal.SIGUSR1)
-        assert eventually(lambda: _is(control, "late", "READY"), 120)["state"] == "STATE_VERIFIED"
-    assert any("is quarantined and gets no sessions" in line for line in late.errors)
+        os.kill(pids["late"], signal.SIGUSR1)
+        assert eventually(lambda: _is(control, "late", "READY"), 300)["state"] == "STATE_VERIFIED"
+    assert any("late is quarantined and gets no sessions" in line for line in running_nodes.errors)
 
 
 def _check_what_is_shown(control):

@@ -226,6 +226,30 @@ async def test_only_the_lost_layers_are_computed_again(pool, client, lost, mode)
     await settled(pool, lost)
 
 
+@pytest.mark.parametrize("wrong", list(SPANS))
+async def test_nothing_that_a_node_in_quarantine_made_is_kept(pool, client, wrong):
+    await start_three(pool)
+    await pool.start("spare", *SPANS[wrong])
+    expected = await undisturbed(pool, client)
+    pool.routes.append("first middle last".replace(wrong, "spare"))
+    shared = pipelines(pool, client)
+    pipeline = await open_session(shared)
+
+    async def quarantine() -> None:
+        shared.lost.quarantine(NodeId(wrong))
+
+    found = await generate(pipeline, {6: quarantine})
+
+    assert texts(found) == texts(expected)
+    assert shared.counts.ways == {Way.REPLAY: 1}
+    total, before = len(PROMPT) + STEPS - 1, len(PROMPT) + 5
+    assert pool.computed("spare") == [total]
+    for name in SPANS:
+        assert pool.computed(name)[0] == (before if name == wrong else total + before)
+    await pipeline.close()
+    await settled(pool)
+
+
 @pytest.mark.parametrize(
     ("lost", "spans"),
     [

@@ -1,10 +1,14 @@
-"""A real node whose shard goes wrong after loading: ``python -m tests.node.faulty_node FAULT ...``.
+"""Real nodes whose shards go wrong after loading, each a process of its own.
 
-The files, and what the node says of them, are right: only its probes can tell.
+``python -m tests.node.faulty_node JSON``, where JSON gives the arguments of ``meshnet node`` by
+node id, and the fault of each: ``{"a": ["theta", "--model", ...]}``. The files, and what such a
+node says of them, are right: only its probes can tell. torch is imported once, and forked.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -92,7 +96,21 @@ def _go_wrong(fault: Callable[[TransformersShard], None]) -> None:
     TransformersShard.__init__ = load_and_go_wrong
 
 
-if __name__ == "__main__":
-    _go_wrong(FAULTS[sys.argv[1]])
+def _start(fault: str, arguments: list[str]) -> int:
+    """Fork a node; gives its process id."""
+    child = os.fork()
+    if child:
+        return child
+    _go_wrong(FAULTS[fault])
     signal.signal(signal.SIGUSR1, lambda *_: [_bit(shard) for shard in _TOLD])
-    main(["node", *sys.argv[2:]])
+    main(["node", *arguments, "--json", "--exit-with-parent"])
+    raise SystemExit
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for node_id, (fault, *arguments) in json.loads(sys.argv[1]).items():
+        started = _start(fault, ["--id", node_id, *arguments])
+        print(json.dumps({"event": "started", "node": node_id, "pid": started}), flush=True)
+    while True:
+        os.wait()
