@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from meshnet.cli.mesh import ControlUrl, ask, to_json
+from meshnet.cli.mesh import ControlUrl, CredentialsDir, ask, to_json
 from meshnet.cli.output import Json, console, print_json
 from meshnet.control.client import ControlClient
 from meshnet.control.reference_file import REFERENCE_FILE, read_reference_file
@@ -21,9 +21,11 @@ app = typer.Typer(help="See and give what models are to compute.", no_args_is_he
 
 
 @app.command("list")
-def list_references(control: ControlUrl = None, as_json: Json = False) -> None:
+def list_references(
+    control: ControlUrl = None, credentials: CredentialsDir = None, as_json: Json = False
+) -> None:
     """List the models that have a reference: only nodes that match it serve them."""
-    found = ask(control, ControlClient.list_references)
+    found = ask(control, credentials, ControlClient.list_references)
     if as_json:
         print_json(to_json(pb.ListReferencesResponse(references=found)))
         return
@@ -48,6 +50,7 @@ def register(
         Path, typer.Argument(help=f"Model directory with {REFERENCE_FILE}.", metavar="DIR")
     ],
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Take the place of another one of the same digest.")
     ] = False,
@@ -60,7 +63,9 @@ def register(
             f"{directory}: no {REFERENCE_FILE}; make it with: meshnet model reference {directory}",
             field="DIR",
         )
-    kept = ask(control, lambda client: client.put_reference(reference, replace=replace))
+    kept = ask(
+        control, credentials, lambda client: client.put_reference(reference, replace=replace)
+    )
     if as_json:
         print_json(to_json(pb.PutReferenceResponse(reference=kept)))
     else:
@@ -72,10 +77,11 @@ def register(
 def delete(
     digest: Annotated[str, typer.Argument(help="Digest of the model, as listed.")],
     control: ControlUrl = None,
+    credentials: CredentialsDir = None,
     as_json: Json = False,
 ) -> None:
     """Forget a reference; nodes of its digest are judged no more."""
-    ask(control, lambda client: client.delete_reference(digest))
+    ask(control, credentials, lambda client: client.delete_reference(digest))
     if as_json:
         print_json(to_json(pb.DeleteReferenceResponse()))
     else:
