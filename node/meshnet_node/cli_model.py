@@ -93,13 +93,16 @@ def import_model(
             on_tensor=on_tensor,
         )
     if reference:
-        _record(imported.directory, allow_unverified=False)
+        _record(imported.directory, None, allow_unverified=False)
     _print_import(imported, as_json=as_json)
 
 
 @app.command("reference")
 def record_reference(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the whole model.")],
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads to compute with; else torch's choice.")
+    ] = None,
     allow_unverified: Annotated[
         bool, typer.Option(help="Also of an architecture not known to run exactly in shards.")
     ] = False,
@@ -110,7 +113,7 @@ def record_reference(
     A few layers are loaded at a time. The file is written beside the weights; the first node
     that is started with it registers it, or an operator: ``meshnet references register DIR``.
     """
-    path, recorded = _record(directory, allow_unverified=allow_unverified)
+    path, recorded = _record(directory, threads, allow_unverified=allow_unverified)
     if as_json:
         print_json(
             {
@@ -163,7 +166,9 @@ def survey(
     console.print(f"{sum(row.exact for row in rows)} of {len(rows)} exact")
 
 
-def _record(directory: Path, *, allow_unverified: bool) -> tuple[Path, Reference]:
+def _record(
+    directory: Path, threads: int | None, *, allow_unverified: bool
+) -> tuple[Path, Reference]:
     with _progress() as progress:
         task = progress.add_task("recording what layers compute", total=None)
         from meshnet_node.hf.reference import make_reference
@@ -171,7 +176,9 @@ def _record(directory: Path, *, allow_unverified: bool) -> tuple[Path, Reference
         def on_layers(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        recorded = make_reference(directory, allow_unverified=allow_unverified, on_layers=on_layers)
+        recorded = make_reference(
+            directory, threads=threads, allow_unverified=allow_unverified, on_layers=on_layers
+        )
     return write_reference_file(directory, reference_message(recorded)), recorded
 
 

@@ -17,7 +17,7 @@ from meshnet.errors import MeshError
 from meshnet.model_dir import read_model_dir
 from meshnet_gateway.bench_pipeline import DEFAULT_PREFILLS, measure_pipeline
 from meshnet_gateway.cli_bench import plot_pipeline
-from tests.bench import adaptive, codec, moving, routes, tls, transcoding
+from tests.bench import adaptive, codec, moving, probes, routes, tls, transcoding
 from tests.bench.report import print_reports, print_reports_json
 
 BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, Callable[[Run], Coroutine[Any, Any, Report]]] = {
     "adaptive": adaptive.run,
     "tls": tls.run,
     "moving": moving.run,
+    "probes": probes.run,
 }
 PLOTS: dict[str, Callable[[Report], str]] = {"wire": plot_wire, "pipeline": plot_pipeline}
 

@@ -34,7 +34,7 @@ ON_DISK = {"file-bit": "WEIGHTS", "config": "MODEL_DIGEST"}
 def model(tmp_path_factory):
     """A tiny model with its reference, recorded as users do."""
     directory = save_tiny("llama", tmp_path_factory.mktemp("models") / MODEL)
-    done = meshnet("model", "reference", str(directory))
+    done = meshnet("model", "reference", str(directory), "--threads", "1", timeout_s=280)
     assert done.returncode == 0, done.stderr
     assert (directory / "meshnet-reference.json").is_file()
     return directory
@@ -107,7 +107,8 @@ def test_faults_are_quarantined_before_they_serve_and_while_they_do(model, contr
     nodes = {fault: (fault, model) for fault in IN_MEMORY}
     nodes |= {fault: ("none", _spoil(model, fault, tmp_path)) for fault in ON_DISK}
     nodes["late"] = ("late-bit", model, "--probe-interval", "0.5")
-    meshnet("references", "register", str(model), "--control", control["grpc"])
+    done = meshnet("references", "register", str(model), "--control", control["grpc"])
+    assert done.returncode == 0, done.stderr
     with _nodes(control, nodes) as running_nodes:
         pids = {}
         for _ in nodes:

@@ -27,6 +27,7 @@ _DTYPES: Final = ("float32", "bfloat16")
 def make_reference(
     directory: Path,
     *,
+    threads: int | None = None,
     allow_unverified: bool = False,
     on_layers: Callable[[int, int], None] | None = None,
 ) -> Reference:
@@ -34,6 +35,7 @@ def make_reference(
 
     Args:
         directory: of the whole model.
+        threads: for torch; None leaves its default.
         allow_unverified: also of an architecture that was not shown to run in shards.
         on_layers: told how many layers are done, and how many there are.
 
@@ -55,6 +57,7 @@ def make_reference(
                 model=shape.name,
                 digest=digest,
                 dtype=dtype,
+                threads=threads,
                 allow_unverified=allow_unverified,
             )
             variants[dtype].update(_parts(shard, exact))
