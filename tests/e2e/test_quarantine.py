@@ -60,13 +60,15 @@ def _nodes(control, nodes):
         [sys.executable, "-m", "tests.node.faulty_node", json.dumps(arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         text=True,
     )
     running_nodes = Running(process)
     try:
         yield running_nodes
     finally:
+        process.stdin.close()  # nodes end with it
+        process.wait(120)
         running_nodes.end()
 
 

@@ -109,8 +109,9 @@ def _start(fault: str, arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for node_id, (fault, *arguments) in json.loads(sys.argv[1]).items():
+    nodes = json.loads(sys.argv[1])
+    for node_id, (fault, *arguments) in nodes.items():
         started = _start(fault, ["--id", node_id, *arguments])
         print(json.dumps({"event": "started", "node": node_id, "pid": started}), flush=True)
-    while True:
+    for _ in nodes:
         os.wait()
