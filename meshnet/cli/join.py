@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from setproctitle import setproctitle
 
 from meshnet import config
 from meshnet.control.enrolled import Enrolled
@@ -29,7 +30,7 @@ Join = Annotated[
         JOIN,
         metavar="TOKEN",
         help="Join a mesh by a token of `meshnet token create`; @FILE reads it from a file, - "
-        "from standard input, where `ps` does not show it; else MESHNET_JOIN.",
+        "from standard input, which keeps it out of the shell's history; else MESHNET_JOIN.",
         show_default=False,
     ),
 ]
@@ -77,6 +78,8 @@ def read_join_text(text: str, field: str = JOIN) -> JoinText:
     Raises:
         ConfigError: there is none; never with the secret.
     """
+    if text in sys.argv:
+        _hide(text)
     if text == "-":
         text = sys.stdin.readline(_MAX_CHARS)
     elif text.startswith("@"):
@@ -90,3 +93,11 @@ def read_join_text(text: str, field: str = JOIN) -> JoinText:
         return parse_join_text(text)
     except ValueError as error:
         raise ConfigError(f"{field}: {error}", field=field) from None
+
+
+def _hide(argument: str) -> None:
+    """Show an argument in lists of processes no longer than the time until here."""
+    if argument == "-" or argument.startswith("@"):
+        return
+    shown = ["TOKEN" if argument == one else one for one in sys.orig_argv]
+    setproctitle(" ".join(shown))

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 from cryptography import x509
 from typer.testing import CliRunner
@@ -201,8 +202,11 @@ def test_all_that_a_person_types_is_a_token(tmp_path: Path, model: Path) -> None
             assert listed[0]["endpoints"][0]["uri"].startswith("https://")
             assert started.interrupt() == 0
             assert not any("Traceback" in line for line in [*started.errors, *front.errors])
-        with running(*node, **env) as again:  # its one use is taken: what it kept is enough
+        typed = (node[0], "--join", for_node, *node[3:])
+        with running(*typed, **env) as again:  # its one use is taken: what it kept is enough
             again.event("ready")
+            shown = " ".join(psutil.Process(again.process.pid).cmdline())
+            assert " node --join TOKEN --backend stub " in shown
         done = meshnet("login", token("read"), "--name", "ann", **env)
         assert done.returncode == 0, done.stderr
         assert "ann, who may read" in done.stdout
