@@ -19,7 +19,7 @@ from meshnet.credentials import Credentials
 from meshnet.join import JoinText
 from meshnet.tls import files_in
 from meshnet.v1 import enrollment_service_pb2 as pb
-from tests.adversary.mesh import LAYERS, Mesh
+from tests.adversary.mesh import LAYERS, Mesh, ReplicaKey
 from tests.control.secured import PATIENCE
 from tests.e2e.commands import running
 from tests.gateway.fakes import write_model
@@ -39,6 +39,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         control = stack.enter_context(running("control", *faces))
         urls = control.event("listening")
         for_nodes, for_gateway, key = asyncio.run(_invite(urls["grpc"], state, store))
+        replica_key = ReplicaKey()
+        asyncio.run(_publish(replica_key, state))
         processes = {"control": control}
         for name, (first, end) in LAYERS.items():
             flags = ("--id", name, "--layers", f"{first}:{end}", *STUB)
@@ -55,6 +57,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
             gateway=processes["front"].event("listening")["http"],
             key=key,
             node_token=for_nodes,
+            replica_key=replica_key,
             errors={name: process.errors for name, process in processes.items()},
         )
 
@@ -73,6 +76,13 @@ async def _invite(url: str, state: Path, store: str) -> tuple[str, str, str]:
     _, key = await create_api_key(documents, "app", now_s=time.time())
     await documents.close()
     return texts[0], texts[1], key
+
+
+async def _publish(key: ReplicaKey, state: Path) -> None:
+    documents = make_documents(f"sqlite:{state / 'documents.sqlite'}")
+    await documents.open()
+    await key.publish(documents)
+    await documents.close()
 
 
 def _model(folder: Path) -> Path:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
 import json
 import ssl
+import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import descriptor_pool, json_format, message_factory
 
 from meshnet.authority import Authority
 from meshnet.control.client import ControlClient, to_hops
+from meshnet.control.documents import Documents
+from meshnet.control.grant_issuer import KIND as GRANT_KEYS
 from meshnet.control.status import from_status, status_of
 from meshnet.credentials import Credentials
+from meshnet.grants import Grant, GrantKey, sign
 from meshnet.identity import CONTROL_DNS_NAME, Identity, Role
 from meshnet.membership import MembershipFolder
 from meshnet.tls import TlsFiles, client_context
@@ -29,7 +38,6 @@ BOUND_S = 30.0
 FACES = ("grpc", "json")
 MODEL = "models/stub"
 LAYERS = {"alpha": (0, 1), "beta": (1, 2)}
-ZEROS = bytes(16)
 _FIGURES = ("meshnet_sessions", "meshnet_cache_tokens_reserved", "meshnet_chunks_total")
 
 
@@ -65,6 +73,24 @@ class Granted:
         }
 
 
+class ReplicaKey:
+    """A key that the control plane publishes, as that of another replica: it signs anything."""
+
+    def __init__(self) -> None:
+        self._private = Ed25519PrivateKey.generate()
+        self._key = GrantKey(self._private.public_key(), int(time.time()) + 3600)
+
+    async def publish(self, documents: Documents) -> None:
+        """Have it handed to nodes."""
+        public = base64.b64encode(self._key.public_bytes).decode()
+        kept = json.dumps({"public_key": public, "expires_s": self._key.expires_s})
+        await documents.put(GRANT_KEYS, self._key.key_id, kept.encode())
+
+    def sign(self, grant: Grant) -> str:
+        """Sign a grant."""
+        return sign(grant, self._private, self._key.key_id)
+
+
 @dataclass
 class Mesh:
     """A control plane, nodes `alpha` and `beta`, and the gateway `front`, each a process.
@@ -77,6 +103,7 @@ class Mesh:
         gateway: URL of the OpenAI endpoint.
         key: an API key of it.
         node_token: admits nodes; its text.
+        replica_key: signs what nodes take for grants.
         errors: lines that the processes wrote to standard error, by name.
     """
 
@@ -87,6 +114,7 @@ class Mesh:
     gateway: str
     key: str
     node_token: str
+    replica_key: ReplicaKey
     errors: Mapping[str, list[str]]
 
     @property
@@ -132,28 +160,34 @@ class Mesh:
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
         """Ask the JSON face; gives status and parsed body."""
-        anybody = TlsFiles(ca=self.folder / "state" / "control" / "ca.pem")
-        return await _ask(
-            method,
-            f"https://{self.http}{path}",
-            client_context(anybody if own is None else own.files),
-            CONTROL_DNS_NAME,
-            json=body,
-            headers=headers,
-        )
+        url = f"https://{self.http}{path}"
+        tls = client_context(self._anybody if own is None else own.files)
+        async with aiohttp.ClientSession() as session:
+            asked = session.request(
+                method, url, ssl=tls, server_hostname=CONTROL_DNS_NAME, json=body, headers=headers
+            )
+            return await _answer(asked)
 
     async def ask_plane(
         self,
         node: str,
         method: str,
         path: str,
-        own: Credentials,
+        own: Credentials | None,
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> tuple[int, Any]:
         """Ask a node over the activation plane; gives status and body, parsed if it is JSON."""
         url = f"https://{self.nodes[node]}{path}"
-        return await _ask(method, url, own.client, "node", data=body, headers=headers)
+        tls = client_context(self._anybody if own is None else own.files)
+        tls.check_hostname = False
+        async with aiohttp.ClientSession() as session:
+            asked = session.request(method, url, ssl=tls, data=body, headers=headers)
+            return await _answer(asked)
+
+    @property
+    def _anybody(self) -> TlsFiles:
+        return TlsFiles(ca=self.folder / "state" / "control" / "ca.pem")
 
     async def grant(self, session: SessionId | None = None) -> Granted:
         """Have a session of the gateway `front` granted a route over both nodes."""
@@ -165,10 +199,14 @@ class Mesh:
     async def state(self) -> dict[str, Any]:
         """Look at all that an attack could change."""
         admin, seen = self.admin, {}
-        for kind in ("nodes", "joinTokens", "members", "operators", "references"):
-            status, answer = await self.ask_json("GET", f"/v1/{kind}", admin)
-            assert status == 200, answer
-            seen[kind] = answer.get(kind, [])
+        tls = client_context(admin.files)
+        async with aiohttp.ClientSession() as session:
+            for kind in ("nodes", "joinTokens", "members", "operators", "references"):
+                url = f"https://{self.http}/v1/{kind}"
+                asked = session.get(url, ssl=tls, server_hostname=CONTROL_DNS_NAME)
+                status, answer = await _answer(asked)
+                assert status == 200, answer
+                seen[kind] = answer.get(kind, [])
         for node in seen["nodes"]:
             for passing in ("load", "heartbeatTime", "etag"):
                 node.pop(passing, None)
@@ -211,7 +249,10 @@ class Mesh:
         sent = {"Content-Type": "application/json", **(headers or {})}
         sent.setdefault("Authorization", f"Bearer {self.key if key is None else key}")
         data = body if isinstance(body, bytes) else json.dumps({"model": "stub", **body}).encode()
-        return await _ask("POST", f"{self.gateway}{path}", None, None, data=data, headers=sent)
+        async with aiohttp.ClientSession() as session:
+            url = f"{self.gateway}{path}"
+            asked = session.post(url, data=io.BytesIO(data), headers=sent)
+            return await _answer(asked)
 
 
 @dataclass(frozen=True)
@@ -230,18 +271,24 @@ class Call:
     http: tuple[str, str]
     body: Any = None
 
-    async def on(self, face: str, mesh: Mesh, own: Credentials | None) -> Said:
+    async def on(
+        self,
+        face: str,
+        mesh: Mesh,
+        own: Credentials | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Said:
         """Make it; gives the answer, status 0 where no call was heard."""
         try:
-            return await (self._grpc(mesh, own) if face == "grpc" else self._json(mesh, own))
+            return await (self._grpc if face == "grpc" else self._json)(mesh, own, headers or {})
         except (aiohttp.ClientConnectionError, ssl.SSLError):
             return UNHEARD
 
-    async def _json(self, mesh: Mesh, own: Credentials | None) -> Said:
-        status, answer = await mesh.ask_json(*self.http, own, self.body)
+    async def _json(self, mesh: Mesh, own: Credentials | None, headers: Mapping[str, str]) -> Said:
+        status, answer = await mesh.ask_json(*self.http, own, self.body, headers)
         return Said(status, reason_of(answer))
 
-    async def _grpc(self, mesh: Mesh, own: Credentials | None) -> Said:
+    async def _grpc(self, mesh: Mesh, own: Credentials | None, headers: Mapping[str, str]) -> Said:
         pem = None if own is None else own.pem()
         ca = (mesh.folder / "state" / "control" / "ca.pem").read_bytes()
         tls = (
@@ -254,9 +301,10 @@ class Call:
         request = _message(f"meshnet.v1.{self.method.split('/')[1]}Request")
         json_format.ParseDict(self.request, request)
         async with grpc.aio.secure_channel(address, tls, options) as channel:
+            metadata = tuple((name.lower(), value) for name, value in headers.items())
             call = channel.unary_unary(f"/meshnet.v1.{self.method}")
             try:
-                await call(request.SerializeToString(), timeout=BOUND_S)
+                await call(request.SerializeToString(), timeout=BOUND_S, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 code, _ = error.code().value
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
@@ -264,6 +312,11 @@ class Call:
                 status = status_of(code, error.details() or "", error.trailing_metadata())
                 return Said(code, from_status(status).reason or "")
         return Said(200, "")
+
+
+def end_of(own: Credentials) -> float:
+    """Tell when a certificate ends, seconds since 1970."""
+    return x509.load_pem_x509_certificate(own.pem().chain).not_valid_after_utc.timestamp()
 
 
 def reason_of(answer: Any) -> str:
@@ -274,7 +327,7 @@ def reason_of(answer: Any) -> str:
         return str(answer["details"][0]["reason"])
     if "error" in answer:
         return str(answer["error"]["code"])
-    return str(answer.get("reason", ""))
+    return str(answer.get("reason", answer.get("code", "")))
 
 
 def _message(name: str) -> Any:
@@ -282,20 +335,7 @@ def _message(name: str) -> Any:
     return message_factory.GetMessageClass(found)()
 
 
-async def _ask(
-    method: str, url: str, tls: ssl.SSLContext | None, name: str | None, **kwargs: Any
-) -> tuple[int, Any]:
-    timeout = aiohttp.ClientTimeout(total=BOUND_S)
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.request(
-            method,
-            aiohttp.client.URL(url, encoded=True),
-            ssl=tls or True,
-            server_hostname=name,
-            **kwargs,
-        ) as answer,
-    ):
-        text = await answer.text()
-        is_json = answer.content_type.endswith("json") and answer.content_type != "text/plain"
-        return answer.status, json.loads(text) if is_json else text
+async def _answer(asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> tuple[int, Any]:
+    async with asyncio.timeout(BOUND_S), asked as answer:
+        text = await answer.text(errors="replace")
+        return answer.status, json.loads(text) if answer.content_type.endswith("json") else text
