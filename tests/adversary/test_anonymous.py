@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from meshnet.authority import Authority
+from meshnet.certificates import Period, make_key, pem_of, pem_of_key, root_certificate
 from meshnet.credentials import Credentials
 from meshnet.identity import Identity, Role
+from meshnet.tls import files_in
 from tests.adversary.calls import CALLS
 from tests.adversary.mesh import BOUND_S, FACES, UNHEARD, Mesh, Said
 from tests.control.secured import make_credentials
@@ -42,12 +45,34 @@ async def test_without_a_certificate_nothing_is_answered(mesh: Mesh, what: str, 
         assert await CALLS[what].on(face, mesh, None) == expected
 
 
-@pytest.mark.parametrize("face", FACES)
-async def test_a_certificate_of_another_authority_opens_nothing(
-    mesh: Mesh, face: str, foreign: Credentials
+@pytest.fixture
+def self_signed(mesh: Mesh, tmp_path: Path) -> Credentials:
+    """A certificate that its own key signed."""
+    key, now = make_key(), time.time()
+    (tmp_path / "key.pem").write_bytes(pem_of_key(key))
+    certificate = root_certificate(key, Period(now - 60, now + 3600))
+    (tmp_path / "cert.pem").write_text(pem_of(certificate))
+    (tmp_path / "ca.pem").write_text(mesh.authority.bundle_pem)
+    return Credentials(files_in(tmp_path))
+
+
+@pytest.mark.parametrize("whose", ["foreign", "self_signed"])
+async def test_a_certificate_that_is_not_of_the_mesh_opens_nothing(
+    mesh: Mesh, whose: str, request: pytest.FixtureRequest
 ) -> None:
+    own: Credentials = request.getfixturevalue(whose)
     async with mesh.unharmed():
-        assert await CALLS["drain"].on(face, mesh, foreign) == UNHEARD
+        for face in FACES:
+            assert await CALLS["drain"].on(face, mesh, own) == UNHEARD
+        with pytest.raises(OSError, match=r"SSL|reset|disconnected|alert"):
+            await mesh.ask_plane("beta", "POST", "/forward", own)
+
+
+async def test_at_nodes_nobody_is_heard_without_a_certificate(mesh: Mesh) -> None:
+    async with mesh.unharmed():
+        for method, path in (("POST", "/forward"), ("GET", "/healthz"), ("GET", "/metrics")):
+            with pytest.raises(OSError, match=r"SSL|reset|disconnected|alert"):
+                await mesh.ask_plane("beta", method, path, None)
 
 
 @pytest.mark.parametrize("sent", GARBAGE)
