@@ -7,9 +7,14 @@ from grpc._cython import cygrpc
 
 from meshnet.control import connection, rpc
 from meshnet.control.keepalive import CLIENT_OPTIONS, SERVER_OPTIONS
+from meshnet.control.limits import DEFAULT_LIMITS
 
 
-@pytest.mark.parametrize("options", [connection._OPTIONS, rpc._OPTIONS], ids=["client", "server"])
+@pytest.mark.parametrize(
+    "options",
+    [connection._OPTIONS, rpc._options(DEFAULT_LIMITS)],
+    ids=["client", "server"],
+)
 def test_grpc_knows_every_option(options):
     """A name that gRPC does not know is ignored without a word."""
     library = Path(cygrpc.__file__).read_bytes()
