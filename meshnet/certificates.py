@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from meshnet.identity import Identity
@@ -83,7 +84,7 @@ def read_key(pem: bytes) -> PrivateKey:
     return key
 
 
-def spki_sha256(key: PublicKey) -> str:
+def spki_sha256(key: CertificatePublicKeyTypes) -> str:
     """Give SHA-256 of a SubjectPublicKeyInfo in DER, in hexadecimal."""
     spki = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo

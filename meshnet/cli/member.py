@@ -54,9 +54,9 @@ def remove(
     credentials: CredentialsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Remove a member: its certificate is not renewed, and its name is free for another key.
+    """Remove a member: the control plane hears it no more, and its name is free for another key.
 
-    The certificate that it has stays good until it ends, a day at most by default.
+    Nodes take its certificate until that ends, a day at most by default.
     """
     name = member.removeprefix("members/")
     ask(control, credentials, lambda client: client.delete_member(name))

@@ -31,6 +31,7 @@ from meshnet.control.operator_service import OperatorService
 from meshnet.control.operators import Operators
 from meshnet.control.reference_service import ReferenceService
 from meshnet.control.references import References
+from meshnet.control.removed_keys import RemovedKeys
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
 from meshnet.control.state import ControlState
@@ -156,13 +157,18 @@ class ControlServer:
         self._settings = settings
         self.state = _open_state(settings)
         self._documents = _documents(settings, self.state)
-        enrolment = operators = self._guard = None
+        enrolment = operators = self._guard = self._removed = None
         if self.state is not None:
+            self._removed = RemovedKeys(self._documents)
             enrolment = Enrolment(
-                self.state.authority, self._documents, self._http_reached, self._grpc_reached
+                self.state.authority,
+                self._documents,
+                self._http_reached,
+                self._grpc_reached,
+                self._removed,
             )
             operators = Operators(self._documents)
-            self._guard = Guard(operators)
+            self._guard = Guard(operators, self._removed)
         self._metrics = ControlMetrics()
         self._store = make_store(settings.store, clock, settings.forget_after_s)
         wants_grants = settings.require_grants or self.state is not None
@@ -228,6 +234,8 @@ class ControlServer:
             target = self._rpc.bind_unix(str(self.socket_folder / "grpc.sock"))
             await self._store.open()
             await self._documents.open()
+            if self._removed is not None:
+                await self._removed.start()
             if self._grants is not None:
                 await self._grants.start()
             await self._references.read()
@@ -267,6 +275,8 @@ class ControlServer:
         await self._store.close()
         if self._grants is not None:
             await self._grants.close()
+        if self._removed is not None:
+            await self._removed.close()
         await self._documents.close()
         if self.state is not None:
             await self.state.close()

@@ -27,6 +27,7 @@ from meshnet.control.enrollment_shape import (
 from meshnet.control.join_tokens import JoinToken, JoinTokens
 from meshnet.control.members import Member, Members
 from meshnet.control.paging import page_of
+from meshnet.control.removed_keys import RemovedKeys
 from meshnet.control.validate import check_node_id, check_required
 from meshnet.errors import Code, MeshError
 from meshnet.identity import Identity, Role
@@ -46,6 +47,7 @@ class Enrolment:
         documents: keeps tokens and members.
         http_addresses: gives ``host:port`` of the JSON face of each replica, for join tokens.
         grpc_addresses: gives ``host:port`` of the gRPC face of each, for those who joined.
+        removed: keys of members that were removed.
         wall_clock: seconds since 1970.
     """
 
@@ -53,6 +55,7 @@ class Enrolment:
     documents: Documents
     http_addresses: Callable[[], Sequence[str]]
     grpc_addresses: Callable[[], Sequence[str]]
+    removed: RemovedKeys
     wall_clock: Callable[[], float] = time.time
 
 
@@ -67,7 +70,7 @@ class EnrollmentService:
         self._enrolment = enrolment
         if enrolment is not None:
             self._tokens = JoinTokens(enrolment.documents, enrolment.wall_clock)
-            self._members = Members(enrolment.documents, enrolment.wall_clock)
+            self._members = Members(enrolment.documents, enrolment.removed, enrolment.wall_clock)
 
     async def Enroll(  # noqa: N802 - the schema's name
         self, request: pb.EnrollRequest, _context: object
@@ -78,6 +81,7 @@ class EnrollmentService:
         token = await self._tokens.check(request.join_token)
         identity = _admitted(token, request.member_name, request.role)
         key = key_of(request.csr_pem)
+        enrolment.removed.check(spki_sha256(key))
         for _ in range(_TRIES):
             issued = enrolment.authority.issue(identity, key)
             member = await self._member(token, identity, key, request.join_token)

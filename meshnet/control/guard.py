@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +19,12 @@ import grpc
 from aiohttp import web
 from cryptography import x509
 
+from meshnet.certificates import spki_sha256
 from meshnet.control.authz import check_caller, check_request
 from meshnet.control.http_face import Handler
 from meshnet.control.httpmeta import INTERNAL_PREFIX, Metadata
 from meshnet.control.operators import Operators
+from meshnet.control.removed_keys import RemovedKeys
 from meshnet.credentials import identity_of, peer_identity
 from meshnet.errors import Code, MeshError
 from meshnet.identity import Identity, parse_identity
@@ -43,10 +44,12 @@ class Caller:
     Attributes:
         identity: see there.
         until_s: end of the certificate, seconds since 1970; of a token, None.
+        key_sha256: of its public key, in hexadecimal; empty of a token.
     """
 
     identity: Identity
     until_s: float | None = None
+    key_sha256: str = ""
 
 
 class Guard:
@@ -54,11 +57,18 @@ class Guard:
 
     Args:
         operators: whose tokens are good, and who was revoked.
+        removed: keys of members that are none any more.
         wall_clock: seconds since 1970.
     """
 
-    def __init__(self, operators: Operators, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        operators: Operators,
+        removed: RemovedKeys,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._operators = operators
+        self._removed = removed
         self._wall_clock = wall_clock
         self._secret = token_hex(32)
 
@@ -76,7 +86,8 @@ class Guard:
         check_caller(method, None if caller is None else caller.identity)
         told: list[tuple[str, str | bytes]] = [(_SECRET_KEY, self._secret)]
         if caller is not None:
-            told.append((_CALLER_KEY, json.dumps([caller.identity.uri, caller.until_s])))
+            facts = [caller.identity.uri, caller.until_s, caller.key_sha256]
+            told.append((_CALLER_KEY, json.dumps(facts)))
         return tuple(told)
 
     def guarding(self, method: str, handler: Handler) -> Handler:
@@ -100,10 +111,10 @@ class Guard:
         return caller
 
     async def check(self, caller: Caller | None) -> None:
-        """Refuse a caller whose certificate has ended, or who was revoked.
+        """Refuse a caller whose certificate has ended, or who was removed or revoked.
 
         Raises:
-            MeshError: UNAUTHENTICATED (CERTIFICATE_EXPIRED, OPERATOR_REVOKED).
+            MeshError: UNAUTHENTICATED (CERTIFICATE_EXPIRED, MEMBER_REMOVED, OPERATOR_REVOKED).
         """
         if caller is None:
             return
@@ -113,6 +124,7 @@ class Guard:
                 f"the certificate of {caller.identity.uri} has expired: connect with a new one",
                 reason="CERTIFICATE_EXPIRED",
             )
+        self._removed.check(caller.key_sha256)
         if caller.identity.role.is_operator:
             await self._operators.check(caller.identity.name)
 
@@ -131,11 +143,10 @@ class Guard:
             return Caller(await self._operators.identify(token.strip()))
         transport = request.transport
         connection = None if transport is None else transport.get_extra_info("ssl_object")
-        certificate = None if connection is None else connection.getpeercert()
+        certificate = None if connection is None else connection.getpeercert(binary_form=True)
         if connection is None or not certificate:
             return None
-        identity = peer_identity(connection)
-        caller = _certified(identity, ssl.cert_time_to_seconds(certificate["notAfter"]))
+        caller = _certified(peer_identity(connection), *_facts_of_der(certificate))
         await self.check(caller)
         return caller
 
@@ -150,8 +161,8 @@ class Guard:
             )
         if _CALLER_KEY not in told:
             return None
-        uri, until_s = json.loads(told[_CALLER_KEY])
-        return Caller(parse_identity(uri), until_s)
+        uri, until_s, key_sha256 = json.loads(told[_CALLER_KEY])
+        return Caller(parse_identity(uri), until_s, key_sha256)
 
 
 def _is_unix(context: Context) -> bool:
@@ -163,20 +174,30 @@ def _of_connection(context: Context) -> Caller:
     found = context.auth_context()
     names = [name.decode("utf-8", "replace") for name in found.get("peer_uri", ())]
     certificates = list(found.get("x509_pem_cert", ()))
-    until_s = _end_of(certificates[0]) if certificates else 0.0
-    return _certified(identity_of(names), until_s)
+    facts = _facts_of_pem(certificates[0]) if certificates else (0.0, "")
+    return _certified(identity_of(names), *facts)
 
 
-def _certified(identity: Identity | None, until_s: float) -> Caller:
+def _certified(identity: Identity | None, until_s: float, key_sha256: str) -> Caller:
     if identity is None:
         raise MeshError(
             Code.UNAUTHENTICATED,
             "the certificate names nobody of this mesh: expected spiffe://mesh/ROLE/NAME",
             reason="CERTIFICATE_NAMELESS",
         )
-    return Caller(identity, until_s)
+    return Caller(identity, until_s, key_sha256)
 
 
 @lru_cache(maxsize=1024)
-def _end_of(pem: bytes) -> float:
-    return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+def _facts_of_pem(pem: bytes) -> tuple[float, str]:
+    return _facts_of(x509.load_pem_x509_certificate(pem))
+
+
+@lru_cache(maxsize=1024)
+def _facts_of_der(der: bytes) -> tuple[float, str]:
+    return _facts_of(x509.load_der_x509_certificate(der))
+
+
+def _facts_of(certificate: x509.Certificate) -> tuple[float, str]:
+    """Give when a verified certificate ends, and SHA-256 of its key."""
+    return certificate.not_valid_after_utc.timestamp(), spki_sha256(certificate.public_key())

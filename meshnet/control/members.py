@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from meshnet.control.documents import Document, Documents
+from meshnet.control.removed_keys import RemovedKeys
 from meshnet.errors import Code, MeshError
 from meshnet.identity import Identity, Role
 
@@ -44,11 +45,18 @@ class Members:
 
     Args:
         documents: where they are kept; they are open.
+        removed: told of the keys of members that are removed.
         wall_clock: seconds since 1970.
     """
 
-    def __init__(self, documents: Documents, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        documents: Documents,
+        removed: RemovedKeys,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._documents = documents
+        self._removed = removed
         self._wall_clock = wall_clock
 
     async def get(self, identity: Identity) -> Member | None:
@@ -71,7 +79,7 @@ class Members:
             return
         ended = [member for member in members if member.expire_s <= self._wall_clock()]
         for member in ended:
-            await self.remove(member.identity)
+            await self._documents.delete(_KIND, _key(member.identity))
         if len(members) - len(ended) >= MAX_MEMBERS:
             raise MeshError(
                 Code.RESOURCE_EXHAUSTED,
@@ -96,7 +104,11 @@ class Members:
         )
 
     async def remove(self, identity: Identity) -> bool:
-        """Remove a member; tells whether there was one."""
+        """Remove a member, whose certificates are refused then; tells whether there was one."""
+        member = await self.get(identity)
+        if member is None:
+            return False
+        await self._removed.add(member.key_sha256, member.expire_s)
         return await self._documents.delete(_KIND, _key(identity))
 
 

@@ -69,7 +69,9 @@ class Request:
         """Texts of routes that lead over two nodes of a stage.
 
         Hidden states are rounded to bfloat16 once more between the two, by about 1e-3 of the
-        logits' spread: now and then another token follows, and is right there.
+        logits' spread: now and then another token follows, and is right there. Such texts are
+        not chosen to have no ties, so that those of caches that were computed again in chunks,
+        which round differently in the last bits, count too.
         """
         num_tokens = self.options["max_tokens"]
         ways = [
@@ -80,8 +82,11 @@ class Request:
         found = []
         for route in routes[1:]:
             shards = _load(self.model, route)
-            tokens = _generate(shards, self.prompt, self.params, num_tokens, noise=0.0)
-            found.append(" ".join(map(_word, tokens)))
+            for again_at in (0, num_tokens // 4):
+                tokens = _generate(
+                    shards, self.prompt, self.params, num_tokens, noise=0.0, again_at=again_at
+                )
+                found.append(" ".join(map(_word, tokens)))
         return found
 
 
@@ -153,8 +158,12 @@ def _generate(
     num_tokens: int,
     *,
     noise: float,
+    again_at: int = 0,
 ) -> list[int]:
-    """Give the tokens that follow a prompt, up to an end, or to the first that noise changes."""
+    """Give the tokens that follow a prompt, up to an end, or to the first that noise changes.
+
+    After `again_at` tokens, if any, all caches are computed again in chunks.
+    """
     caches = [shard.open_cache() for shard in shards]
     sampler, doubtful = Sampler(params, prompt, 0), Sampler(params, prompt, 0)
     random = np.random.default_rng(len(prompt))
@@ -176,6 +185,11 @@ def _generate(
             break
         tokens.append(token)
         fed = [(token,)]
+        if len(tokens) == again_at:
+            caches = [shard.open_cache() for shard in shards]
+            whole = (*prompt, *tokens[:-1])
+            borders = [*range(0, len(whole), CHUNK_TOKENS), len(whole)]
+            fed = [*(whole[start:end] for start, end in pairwise(borders)), (token,)]
     return tokens
 
 

@@ -13,6 +13,7 @@ from meshnet.control.caller import acting
 from meshnet.control.documents import MemoryDocuments
 from meshnet.control.enrollment_service import EnrollmentService, Enrolment
 from meshnet.control.join_tokens import TokenSpec
+from meshnet.control.removed_keys import RemovedKeys
 from meshnet.errors import Code, MeshError
 from meshnet.identity import Identity, Role
 from meshnet.v1 import enrollment_service_pb2 as pb
@@ -27,7 +28,14 @@ class Mesh:
         self.documents = MemoryDocuments()
         self.authority = Authority(folder, wall_clock=self.clock)
         self.service = EnrollmentService(
-            Enrolment(self.authority, self.documents, lambda: ["h:1"], lambda: ["g:2"], self.clock)
+            Enrolment(
+                self.authority,
+                self.documents,
+                lambda: ["h:1"],
+                lambda: ["g:2"],
+                RemovedKeys(self.documents, self.clock),
+                self.clock,
+            )
         )
 
     def clock(self) -> float:
@@ -168,6 +176,7 @@ async def test_a_removed_member_renews_no_more_and_its_name_is_free(mesh):
     await mesh.service.DeleteMember(request, None)
     await refused(mesh.renew(key), Code.PERMISSION_DENIED, "MEMBER_REMOVED")
     await refused(mesh.service.DeleteMember(request, None), Code.NOT_FOUND)
+    await refused(mesh.join(token, key=key), Code.UNAUTHENTICATED, "MEMBER_REMOVED")
     await mesh.join(token)
     assert await mesh.members() == ["members/node.gpu-1"]
 

@@ -19,6 +19,7 @@ from meshnet.control.enrolled import Enrolled
 from meshnet.control.enrollment_service import EnrollmentService, Enrolment
 from meshnet.control.httpmeta import mesh_error_answer
 from meshnet.control.joining import join, renew
+from meshnet.control.removed_keys import RemovedKeys
 from meshnet.control.renewal import Due, Renewal
 from meshnet.control.state import ControlState
 from meshnet.credentials import Credentials, peer_identity
@@ -55,8 +56,13 @@ class Mesh:
         self.state = ControlState(folder, life_s=life_s)
         self.address = ""
         self.asked: list[tuple[str, Identity | None]] = []
+        documents = MemoryDocuments()
         enrolment = Enrolment(
-            self.state.authority, MemoryDocuments(), lambda: [self.address], lambda: ["g:7071"]
+            self.state.authority,
+            documents,
+            lambda: [self.address],
+            lambda: ["g:7071"],
+            RemovedKeys(documents),
         )
         self.service = EnrollmentService(enrolment)
 

@@ -1,0 +1,95 @@
+"""Keys of members that were removed: their certificates are good for nothing, whatever they say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from meshnet.control.documents import Documents
+from meshnet.errors import Code, MeshError
+
+__all__ = ["RemovedKeys"]
+
+_KIND: Final = "removed-keys"
+_READ_EVERY_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class RemovedKeys:
+    """Knows the keys that any replica has removed, a second later at most.
+
+    While the store is away, those known last count: members keep their leases through that.
+
+    Args:
+        documents: where they are kept; open from `start` to `close`.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(self, documents: Documents, wall_clock: Callable[[], float] = time.time) -> None:
+        self._documents = documents
+        self._wall_clock = wall_clock
+        self._known: frozenset[str] = frozenset()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read them, and go on to.
+
+        Raises:
+            MeshError: UNAVAILABLE.
+        """
+        await self._read()
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Read no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def add(self, key_sha256: str, until_s: float) -> None:
+        """Refuse a key.
+
+        Args:
+            key_sha256: of the public key, in hexadecimal.
+            until_s: end of the last certificate for it, after which it need not be known.
+
+        Raises:
+            MeshError: UNAVAILABLE.
+        """
+        await self._documents.put(_KIND, key_sha256, json.dumps({"until_s": until_s}).encode())
+        self._known |= {key_sha256}
+
+    def check(self, key_sha256: str) -> None:
+        """Refuse a key that was removed.
+
+        Raises:
+            MeshError: UNAUTHENTICATED (MEMBER_REMOVED).
+        """
+        if key_sha256 in self._known:
+            raise MeshError(
+                Code.UNAUTHENTICATED,
+                "the member with this certificate's key was removed: join again by a new token",
+                reason="MEMBER_REMOVED",
+            )
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_READ_EVERY_S)
+            try:
+                await self._read()
+            except MeshError as error:
+                _log.info("removed members are not read: %s", error)
+
+    async def _read(self) -> None:
+        known = set()
+        for key, value, _ in await self._documents.list(_KIND):
+            if json.loads(value)["until_s"] > self._wall_clock():
+                known.add(key)
+            else:
+                await self._documents.delete(_KIND, key)
+        self._known = frozenset(known)
