@@ -57,13 +57,20 @@ class Mesh:
         """Let routes lead over a node that was kept aside."""
         self._cordon(name, cordoned=False)
 
+    def drain(self, name: str, reason: str = "") -> None:
+        """Have a node's sessions leave it."""
+        self._tell("POST", f"{name}:drain", {"gracePeriod": "60s", "reason": reason})
+
     def _cordon(self, name: str, *, cordoned: bool) -> None:
+        self._tell("PATCH", f"{name}?updateMask=cordoned", {"cordoned": cordoned})
+
+    def _tell(self, method: str, what: str, body: Mapping[str, object]) -> None:
         # Not by the CLI, whose start takes as long as some tokens.
         request = urllib.request.Request(
-            f"{self.facts['control_http']}/v1/nodes/{name}?updateMask=cordoned",
-            json.dumps({"cordoned": cordoned}).encode(),
+            f"{self.facts['control_http']}/v1/nodes/{what}",
+            json.dumps(body).encode(),
             {"Content-Type": "application/json"},
-            method="PATCH",
+            method=method,
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert answer.status == 200

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import openai
 import pytest
 
-from tests.e2e.commands import Running, eventually, meshnet, meshnet_json
+from tests.e2e.commands import Running, eventually, meshnet_json
 from tests.e2e.sessions import LAYERS, MAX_TOKENS, Mesh, figures, mesh
 
 STREAMS = 4
@@ -71,7 +71,7 @@ def test_sigterm_moves_a_session_with_its_cache(smollm2):
 
 
 @pytest.mark.timeout(600)
-def test_nodes_drain_moves_sessions_and_ends_drained(smollm2):
+def test_draining_moves_sessions_and_ends_drained(smollm2):
     with mesh(smollm2) as made:
         made.join_aside("spare", LAYERS["middle"])
         control = ("--control", made.facts["control"])
@@ -81,8 +81,7 @@ def test_nodes_drain_moves_sessions_and_ends_drained(smollm2):
 
         def drain() -> None:
             made.admit("spare")
-            done = meshnet("nodes", "drain", name, "--reason", "new disk", *control)
-            assert done.returncode == 0, done.stderr
+            made.drain(name, "new disk")
 
         assert made.stream_and(drain) == undisturbed
         assert node_figures(old)["meshnet_caches_sent_total"] == 1

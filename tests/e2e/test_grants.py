@@ -10,18 +10,7 @@ import urllib.request
 import pytest
 
 from tests.e2e.commands import eventually
-from tests.e2e.sessions import LAYERS, Mesh, figures, mesh
-
-
-def drain(made: Mesh, name: str) -> None:
-    request = urllib.request.Request(
-        f"{made.facts['control_http']}/v1/nodes/{name}:drain",
-        b'{"gracePeriod": "60s"}',
-        {"Content-Type": "application/json"},
-        method="POST",
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert answer.status == 200
+from tests.e2e.sessions import LAYERS, figures, mesh
 
 
 def forged(address: str, target: str) -> tuple[int, str]:
@@ -61,7 +50,7 @@ def test_grants_change_no_token_when_a_node_is_lost_or_drains(smollm2):
         assert made.stream_and(lose) == undisturbed
         # It starts again under its name: grants are for its new start.
         made.join("middle", LAYERS["middle"])
-        assert made.stream_and(lambda: drain(made, "spare")) == undisturbed
+        assert made.stream_and(lambda: made.drain("spare")) == undisturbed
         eventually(lambda: figures(spare.ready["address"])["meshnet_sessions"] == 0)
         with urllib.request.urlopen(made.facts["http"] + "/metrics") as answer:
             lines = answer.read().decode().splitlines()
