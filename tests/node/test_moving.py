@@ -358,6 +358,7 @@ async def test_another_geometry_is_refused_before_anything_is_reserved(start):
         assert caught.value.field == "X-Meshnet-Kv"
     assert held(node) == [(0, 0)]
     claimed = CacheHeader(new_session(), LayerRange(0, 5), 10**9, kv)
-    with pytest.raises(CacheFullError):
+    with pytest.raises(MeshError) as refused:
         node.take_cache(claimed)
+    assert refused.value.reason == "SESSION_TOO_LONG"
     assert held(node) == [(0, 0)]
