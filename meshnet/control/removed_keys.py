@@ -11,6 +11,7 @@ from typing import Final
 
 from meshnet.control.documents import Documents
 from meshnet.errors import Code, MeshError
+from meshnet.tasks import end_task
 
 __all__ = ["RemovedKeys"]
 
@@ -47,9 +48,7 @@ class RemovedKeys:
 
     async def close(self) -> None:
         """Read no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        await end_task(self._task)
 
     async def add(self, key_sha256: str, until_s: float) -> None:
         """Refuse a key.

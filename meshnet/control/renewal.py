@@ -7,11 +7,11 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from meshnet.errors import MeshError
+from meshnet.tasks import end_task
 
 __all__ = ["Due", "Renewal"]
 
@@ -63,10 +63,7 @@ class Renewal:
 
     async def close(self) -> None:
         """Stop; one that is under way is not finished."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ from meshnet.credentials import Credentials
 from meshnet.errors import MeshError
 from meshnet.identity import Identity, Role
 from meshnet.membership import MembershipFolder
+from meshnet.tasks import end_task
 
 __all__ = ["ADMIN_FOLDER", "ControlState"]
 
@@ -82,10 +82,7 @@ class ControlState:
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     async def _run(self) -> None:
         while True:

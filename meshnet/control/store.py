@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Final, Protocol
 
 from meshnet.control.changes import ChangeLog
@@ -27,6 +27,7 @@ from meshnet.control.stored import from_stored, to_stored
 from meshnet.errors import MeshError
 from meshnet.internal.store.v1 import record_pb2
 from meshnet.lease import Lease, LeaseId, LeaseTable
+from meshnet.tasks import end_task
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as pb
 
@@ -109,10 +110,7 @@ class MemoryStore:
     async def close(self) -> None:
         """Free everything."""
         self.stop()
-        if self._expiry is not None:
-            self._expiry.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._expiry
+        await end_task(self._expiry)
         if self._journal is not None:
             self._journal.close()
 

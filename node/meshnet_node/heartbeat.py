@@ -17,6 +17,7 @@ from meshnet.control.fresh import Fresh
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, LeaseExpiredError, MeshError
 from meshnet.grants import GrantKey
+from meshnet.tasks import end_task
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
 from meshnet.v1 import reference_service_pb2 as references_pb2
@@ -176,10 +177,7 @@ class Heartbeat:
     async def close(self) -> None:
         """Stop beating and leave the mesh; a control plane that is away sees the lease end."""
         self._node.grants.ask = None
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
         await self._neighbours.close()
         await self._tell(self._client.deregister(self._registration.node))
         await self._client.close()

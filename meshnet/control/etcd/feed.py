@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Final
 
 import grpc
@@ -17,6 +17,7 @@ from meshnet.control.etcd.keys import PREFIX
 from meshnet.control.registry import StoreHealth, away
 from meshnet.errors import MeshError
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
+from meshnet.tasks import end_task
 
 __all__ = ["Feed"]
 
@@ -64,10 +65,7 @@ class Feed:
 
     async def close(self) -> None:
         """Stop following."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     def health(self) -> StoreHealth:
         """Tell how old the index may be."""

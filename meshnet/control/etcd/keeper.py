@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable
-from contextlib import suppress
 from typing import Final
 
 from meshnet.control.etcd.client import EtcdClient, LeaseGoneError
@@ -26,6 +25,7 @@ from meshnet.control.stored import to_stored
 from meshnet.errors import MeshError
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
 from meshnet.internal.store.v1 import record_pb2
+from meshnet.tasks import end_task
 from meshnet.topology import NodeId
 
 __all__ = ["Keeper"]
@@ -65,10 +65,7 @@ class Keeper:
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     def report(self, node_id: NodeId, lease: int, report: record_pb2.Report) -> None:
         """Take in a report to publish soon, in place of one that was not published yet.
