@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["CONTROL_DNS_NAME", "Identity", "Role", "parse_identity"]
+__all__ = ["CONTROL_DNS_NAME", "NAME", "Identity", "Role", "parse_identity"]
 
 CONTROL_DNS_NAME: Final = "control.mesh"
 """DNS name in the certificate of every control plane, and in no other."""
 
-_URI: Final = re.compile(r"spiffe://mesh/([a-z]+)/([a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?)")
+NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
+"""A name that an operator chooses for somebody."""
+
+_URI: Final = re.compile(rf"spiffe://mesh/([a-z]+)/({NAME.pattern})")
 
 
 class Role(Enum):

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from meshnet.control.documents import Document, Documents
 from meshnet.errors import Code, ConfigError, MeshError
+from meshnet.identity import NAME
 
 __all__ = [
     "MAX_LIMIT",
@@ -36,7 +37,6 @@ MAX_LIMIT: Final = 1_000_000
 _KIND: Final = "api-keys"
 _ID_LETTERS: Final = string.ascii_lowercase + string.digits
 _TEXT: Final = re.compile(r"mk-([a-z0-9]{12})-[A-Za-z0-9_-]{43}")
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +93,7 @@ async def create_api_key(
         ConfigError: a name or limit that cannot be used.
         MeshError: ALREADY_EXISTS, there is a key of that name; UNAVAILABLE.
     """
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ConfigError(
             f"name {name[:80]!r}: expected 1 to 63 of a-z, 0-9, . and -, with a letter or digit"
             " at both ends",
@@ -144,7 +144,7 @@ async def revoke_api_key(documents: Documents, name: str) -> None:
     Raises:
         MeshError: NOT_FOUND; UNAVAILABLE, it may be revoked nevertheless.
     """
-    if not _NAME.fullmatch(name) or not await documents.delete(_KIND, name):
+    if not NAME.fullmatch(name) or not await documents.delete(_KIND, name):
         raise MeshError(Code.NOT_FOUND, f"there is no key named {name[:80]!r}", field="NAME")
 
 

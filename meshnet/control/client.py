@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, Self
+
+import grpc
 
 from meshnet.control.calls import Calls, ClientSettings
 from meshnet.control.stubs import (
@@ -249,14 +251,7 @@ class ControlClient:
 
     async def list_models(self) -> list[route_pb.Model]:
         """Give all models, page by page."""
-        request = route_pb.ListModelsRequest(page_size=_PAGE_SIZE)
-        models: list[route_pb.Model] = []
-        while True:
-            response: route_pb.ListModelsResponse = await self._routes("ListModels", request)
-            models += response.models
-            if not response.next_page_token:
-                return models
-            request.page_token = response.next_page_token
+        return await self._all(route_stub, "ListModels", route_pb.ListModelsRequest(), "models")
 
     async def get_model(self, name: str) -> route_pb.Model:
         """Give one model by its resource name."""
@@ -282,24 +277,13 @@ class ControlClient:
 
     async def list_references(self) -> list[reference_pb.Reference]:
         """Give all references, page by page, without their parts."""
-        request = reference_pb.ListReferencesRequest(page_size=_PAGE_SIZE)
-        references: list[reference_pb.Reference] = []
-        while True:
-            response: reference_pb.ListReferencesResponse = await self._references(
-                "ListReferences", request
-            )
-            references += response.references
-            if not response.next_page_token:
-                return references
-            request.page_token = response.next_page_token
+        request = reference_pb.ListReferencesRequest()
+        return await self._all(reference_stub, "ListReferences", request, "references")
 
     async def delete_reference(self, model_digest: str) -> None:
         """Remove a reference."""
         request = reference_pb.DeleteReferenceRequest(name=f"references/{model_digest}")
         await self._references("DeleteReference", request)
-
-    async def _references(self, method: str, request: object) -> Any:
-        return await self._calls.call(lambda c: getattr(reference_stub(c), method), request, None)
 
     async def create_join_token(
         self, wanted: enroll_pb.JoinToken
@@ -313,14 +297,8 @@ class ControlClient:
 
     async def list_join_tokens(self) -> list[enroll_pb.JoinToken]:
         """Give all join tokens, page by page."""
-        request = enroll_pb.ListJoinTokensRequest(page_size=_PAGE_SIZE)
-        tokens: list[enroll_pb.JoinToken] = []
-        while True:
-            response = await self._enrollment("ListJoinTokens", request)
-            tokens += response.join_tokens
-            if not response.next_page_token:
-                return tokens
-            request.page_token = response.next_page_token
+        request = enroll_pb.ListJoinTokensRequest()
+        return await self._all(enrollment_stub, "ListJoinTokens", request, "join_tokens")
 
     async def delete_join_token(self, public: str) -> None:
         """Delete a join token by its public part."""
@@ -329,14 +307,8 @@ class ControlClient:
 
     async def list_members(self) -> list[enroll_pb.Member]:
         """Give all who have joined, page by page."""
-        request = enroll_pb.ListMembersRequest(page_size=_PAGE_SIZE)
-        members: list[enroll_pb.Member] = []
-        while True:
-            response = await self._enrollment("ListMembers", request)
-            members += response.members
-            if not response.next_page_token:
-                return members
-            request.page_token = response.next_page_token
+        request = enroll_pb.ListMembersRequest()
+        return await self._all(enrollment_stub, "ListMembers", request, "members")
 
     async def delete_member(self, member: str) -> None:
         """Remove a member, ``ROLE.NAME``."""
@@ -355,16 +327,8 @@ class ControlClient:
 
     async def list_operators(self) -> list[operator_pb.Operator]:
         """Give all operators, page by page."""
-        request = operator_pb.ListOperatorsRequest(page_size=_PAGE_SIZE)
-        operators: list[operator_pb.Operator] = []
-        while True:
-            response: operator_pb.ListOperatorsResponse = await self._operators(
-                "ListOperators", request
-            )
-            operators += response.operators
-            if not response.next_page_token:
-                return operators
-            request.page_token = response.next_page_token
+        request = operator_pb.ListOperatorsRequest()
+        return await self._all(operator_stub, "ListOperators", request, "operators")
 
     async def revoke_operator(self, name: str) -> operator_pb.Operator:
         """Refuse an operator from now on."""
@@ -374,17 +338,42 @@ class ControlClient:
         )
         return response.operator
 
-    async def _operators(self, method: str, request: object) -> Any:
-        return await self._calls.call(lambda c: getattr(operator_stub(c), method), request, None)
-
     async def _nodes(self, method: str, request: object, timeout_s: float | None = None) -> Any:
-        return await self._calls.call(lambda c: getattr(node_stub(c), method), request, timeout_s)
-
-    async def _enrollment(self, method: str, request: object) -> Any:
-        return await self._calls.call(lambda c: getattr(enrollment_stub(c), method), request, None)
+        return await self._call(node_stub, method, request, timeout_s)
 
     async def _routes(self, method: str, request: object) -> Any:
-        return await self._calls.call(lambda c: getattr(route_stub(c), method), request, None)
+        return await self._call(route_stub, method, request)
+
+    async def _references(self, method: str, request: object) -> Any:
+        return await self._call(reference_stub, method, request)
+
+    async def _enrollment(self, method: str, request: object) -> Any:
+        return await self._call(enrollment_stub, method, request)
+
+    async def _operators(self, method: str, request: object) -> Any:
+        return await self._call(operator_stub, method, request)
+
+    async def _all(
+        self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any, field: str
+    ) -> list[Any]:
+        """List page by page; gives what the answers have in `field`."""
+        request.page_size = _PAGE_SIZE
+        found: list[Any] = []
+        while True:
+            response = await self._call(stub, method, request)
+            found += getattr(response, field)
+            if not response.next_page_token:
+                return found
+            request.page_token = response.next_page_token
+
+    async def _call(
+        self,
+        stub: Callable[[grpc.aio.Channel], Any],
+        method: str,
+        request: object,
+        timeout_s: float | None = None,
+    ) -> Any:
+        return await self._calls.call(lambda c: getattr(stub(c), method), request, timeout_s)
 
 
 def to_hops(route: route_pb.Route, *, tls: bool = False) -> Route:

@@ -18,6 +18,7 @@ from meshnet.v1 import enrollment_service_pb2 as pb
 from meshnet.v1 import types_pb2
 
 __all__ = [
+    "ROLES",
     "ROLE_NUMBERS",
     "id_of",
     "identity_named",
@@ -34,14 +35,14 @@ DEFAULT_TTL_S: Final = 3600.0
 MIN_TTL_S: Final = 1.0
 MAX_USES: Final = 100_000
 _PATTERN: Final = re.compile(r"[a-z0-9.*-]{0,63}")
-_ROLES: Final = {
+ROLES: Final = {
     pb.ROLE_NODE: Role.NODE,
     pb.ROLE_GATEWAY: Role.GATEWAY,
     pb.ROLE_READ: Role.READ,
     pb.ROLE_OPERATE: Role.OPERATE,
     pb.ROLE_ADMIN: Role.ADMIN,
 }
-ROLE_NUMBERS: Final = {role: number for number, role in _ROLES.items()}
+ROLE_NUMBERS: Final = {role: number for number, role in ROLES.items()}
 
 
 def identity_named(role: str, name: str, field: str) -> Identity:
@@ -78,7 +79,7 @@ def token_spec(wanted: pb.JoinToken) -> tuple[TokenSpec, float]:
     Raises:
         MeshError: INVALID_ARGUMENT, naming the field.
     """
-    role = _ROLES.get(wanted.role)
+    role = ROLES.get(wanted.role)
     if role is None:
         raise invalid("join_token.role", f"{wanted.role}: expected one of {', '.join(_names())}")
     if _PATTERN.fullmatch(wanted.name_pattern) is None:
@@ -110,7 +111,7 @@ def token_spec(wanted: pb.JoinToken) -> tuple[TokenSpec, float]:
 
 
 def _names() -> list[str]:
-    return [pb.Role.Name(number) for number in _ROLES]
+    return [pb.Role.Name(number) for number in ROLES]
 
 
 def id_of(name: str, collection: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from meshnet.control.enrollment_shape import ROLE_NUMBERS, ROLES
 from meshnet.control.operators import Operator, Operators
 from meshnet.control.paging import page_of
 from meshnet.control.validate import check_required, invalid
@@ -14,12 +15,7 @@ from meshnet.v1 import operator_service_pb2 as pb
 
 __all__ = ["OperatorService"]
 
-_ROLES: Final = {
-    enrollment_pb2.ROLE_READ: Role.READ,
-    enrollment_pb2.ROLE_OPERATE: Role.OPERATE,
-    enrollment_pb2.ROLE_ADMIN: Role.ADMIN,
-}
-_NUMBERS: Final = {role: number for number, role in _ROLES.items()}
+_ROLES: Final = {number: role for number, role in ROLES.items() if role.is_operator}
 
 
 class OperatorService:
@@ -95,7 +91,7 @@ def _name(text: str, field: str) -> str:
 def _message(operator: Operator) -> pb.Operator:
     message = pb.Operator(
         name=f"operators/{operator.name}",
-        role=_NUMBERS[operator.role],
+        role=ROLE_NUMBERS[operator.role],
         revoked=operator.is_revoked,
     )
     message.create_time.FromMilliseconds(int(operator.created_s * 1000))
