@@ -7,19 +7,17 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Final, cast
+from typing import cast
 
 from aiohttp import http_exceptions, web
 
+from meshnet.connections import LINGER_S, BoundedConnection, handler_options
 from meshnet.errors import Code, MeshError
 from meshnet.listen import BACKLOG
 from meshnet_gateway.limits import GatewayLimits
 from meshnet_gateway.openai_errors import error_response
 
 __all__ = ["LimitedSite", "watch_requests"]
-
-_LINGER_S: Final = 2.0
-"""For which a body is read on that nobody wants any more, so that its sender sees the answer."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -46,7 +44,7 @@ class LimitedSite(web.BaseSite):
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
         self._listener = listener
         self._limits = limits
-        self._open: set[_Connection] = set()
+        self._open: set[BoundedConnection] = set()
 
     @property
     def name(self) -> str:
@@ -65,76 +63,35 @@ class LimitedSite(web.BaseSite):
             backlog=self._backlog,
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else self._limits.head_timeout_s,
-            ssl_shutdown_timeout=None if tls is None else _LINGER_S,
+            ssl_shutdown_timeout=None if tls is None else LINGER_S,
         )
 
 
-class _Connection(web.RequestHandler):
-    """One connection, with a timer for its client's part: to send a head, or to read."""
+class _Connection(BoundedConnection):
+    """One connection, which waits for a head between answers too: from its first byte on."""
 
-    __slots__ = ("_head_timer", "_is_answering", "_limits", "_open", "_write_timer")
+    __slots__ = ("_is_answering",)
 
     def __init__(
         self,
         server: web.Server,
         loop: asyncio.AbstractEventLoop,
         limits: GatewayLimits,
-        others: set[_Connection],
+        others: set[BoundedConnection],
     ) -> None:
-        super().__init__(
-            server,
-            loop=loop,
-            keepalive_timeout=limits.idle_timeout_s,
-            max_line_size=limits.max_head_line_bytes,
-            max_field_size=limits.max_head_line_bytes,
-            max_headers=limits.max_head_lines,
-            lingering_time=_LINGER_S,
-            access_log=None,  # type: ignore[arg-type] # aiohttp's own way to have none
-        )
-        self._limits = limits
-        self._open = others
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        super().__init__(server, limits, others, loop=loop, **handler_options(limits))
         self._is_answering = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if len(self._open) >= self._limits.max_connections:
-            _log.warning("over %d connections: one more is closed", self._limits.max_connections)
-            cast(asyncio.Transport, transport).abort()
-            return
-        self._open.add(self)
-        super().connection_made(transport)
-        self._expect_head()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._open.discard(self)
-        for timer in (self._head_timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
-        super().connection_lost(exc)
-
     def data_received(self, data: bytes) -> None:
-        if self.transport is None:  # closed as one too many
-            return
         super().data_received(data)
-        if data and not self._is_answering and self._head_timer is None:
-            self._expect_head()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._write_timer = self._loop.call_later(self._limits.write_timeout_s, self._end_unread)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
+        is_open = self.transport is not None
+        if is_open and data and not self._is_answering and self._head_timer is None:
+            self.expect_head()
 
     def begin_answer(self) -> None:
         """Take note that a head came whole, and that its answer is made."""
         self._is_answering = True
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self.end_of_head()
 
     def end_answer(self) -> None:
         """Take note that the next head may come."""
@@ -166,18 +123,9 @@ class _Connection(web.RequestHandler):
         response.force_close()
         return response
 
-    def _expect_head(self) -> None:
-        self._head_timer = self._loop.call_later(self._limits.head_timeout_s, self._end_headless)
-
-    def _end_headless(self) -> None:
-        self._head_timer = None
-        _log.info("a client sent no whole head in %g s", self._limits.head_timeout_s)
+    def end_slow(self) -> None:
+        """End it when what was answered before has been sent."""
         self.force_close()
-
-    def _end_unread(self) -> None:
-        _log.info("a client read nothing for %g s", self._limits.write_timeout_s)
-        if self.transport is not None:
-            self.transport.abort()
 
 
 def watch_requests(app: web.Application) -> None:

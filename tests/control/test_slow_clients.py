@@ -75,7 +75,7 @@ async def test_slow_senders_end_and_others_are_served(start_mesh) -> None:
 
 
 async def test_a_client_that_reads_nothing_is_dropped(start_mesh, caplog) -> None:
-    caplog.set_level(logging.INFO, "meshnet.control.http_connection")
+    caplog.set_level(logging.INFO, "meshnet.connections")
     mesh = await start_mesh(limits=LIMITS)
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
