@@ -244,6 +244,7 @@ headers_of_chunks = st.builds(
     max_tokens=st.none() | st.integers(1, 10**20 - 1),
     epoch=counts,
     traceparent=st.none() | st.just(f"00-{'a' * 32}-{'b' * 16}-01"),
+    grant=st.none() | st.from_regex(r"[A-Za-z0-9_.-]{1,200}", fullmatch=True),
 )
 
 
