@@ -6,11 +6,27 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from meshnet.compression import CompressionPolicies
 from meshnet.errors import ConfigError
 
 __all__ = ["Config", "child_environment", "load"]
+
+_VARIABLES: Final = (
+    "MESHNET_API_KEY",
+    "MESHNET_API_KEYS",
+    "MESHNET_CACHE_DIR",
+    "MESHNET_CHUNK_TOKENS",
+    "MESHNET_CONTROL",
+    "MESHNET_CREDENTIALS",
+    "MESHNET_GATEWAY",
+    "MESHNET_JOIN",
+    "MESHNET_LOG",
+    "MESHNET_STATE_DIR",
+)
+"""What may not be set to nothing: a variable of a deployment that is not filled in would start
+a gateway without keys, or a node of an open mesh, where it was to be closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,11 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         ConfigError: naming the variable, its value and what was expected.
     """
     env = os.environ if environ is None else environ
+    for name in _VARIABLES:
+        if name in env and not env[name].strip():
+            raise ConfigError(
+                f"{name}: the value is empty; expected one, or no {name} at all", field=name
+            )
     log_level = env.get("MESHNET_LOG", "warning").lower()
     if log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(
@@ -62,12 +83,12 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         )
     return Config(
         chunk_tokens=_positive(env, "MESHNET_CHUNK_TOKENS", 128),
-        control_url=env.get("MESHNET_CONTROL") or None,
+        control_url=env.get("MESHNET_CONTROL"),
         gateway_url=env.get("MESHNET_GATEWAY", "http://127.0.0.1:8080"),
         credentials=Path(text).expanduser() if (text := env.get("MESHNET_CREDENTIALS")) else None,
-        join=env.get("MESHNET_JOIN") or None,
-        api_key=env.get("MESHNET_API_KEY") or None,
-        api_keys=env.get("MESHNET_API_KEYS") or None,
+        join=env.get("MESHNET_JOIN"),
+        api_key=env.get("MESHNET_API_KEY"),
+        api_keys=env.get("MESHNET_API_KEYS"),
         cache_dir=_user_dir(env, "MESHNET_CACHE_DIR", "XDG_CACHE_HOME", ".cache"),
         state_dir=_user_dir(env, "MESHNET_STATE_DIR", "XDG_STATE_HOME", ".local/state"),
         hub_endpoint=env.get("HF_ENDPOINT") or None,

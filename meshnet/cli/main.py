@@ -26,6 +26,7 @@ from meshnet.cli import (
     token,
     up,
 )
+from meshnet.cli.given import want_values
 from meshnet.cli.output import errors
 from meshnet.errors import ConfigError, MeshError
 
@@ -92,6 +93,7 @@ def _add_commands() -> None:
             app.add_typer(command, name=entry.name)
         else:
             app.command(name=entry.name)(command)
+    want_values(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

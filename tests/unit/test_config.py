@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,19 @@ def test_garbage_is_named(variable, value):
         config.load({variable: value})
     assert caught.value.field == variable
     assert repr(value.lower()) in caught.value.message
+
+
+@pytest.mark.parametrize("variable", config._VARIABLES)
+@pytest.mark.parametrize("value", ["", " "])
+def test_a_variable_that_is_set_to_nothing_is_no_default(variable, value):
+    with pytest.raises(ConfigError, match=f"{variable}: the value is empty") as caught:
+        config.load({variable: value})
+    assert caught.value.field == variable
+
+
+def test_every_variable_of_ours_may_not_be_empty():
+    read = set(re.findall(r"MESHNET_[A-Z_]+[A-Z]\b", str(config.Config.__doc__)))
+    assert {name for name in read if "COMPRESSION" not in name} == set(config._VARIABLES)
 
 
 def test_a_garbage_policy_falls_back_with_one_warning(caplog):
