@@ -27,7 +27,7 @@ from tests.gateway.fakes import write_model
 STUB = ("--backend", "stub", "--stub-layers", "2", "--listen", "127.0.0.1:0")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """A control plane with a state directory; two nodes and a gateway that joined by tokens."""
     folder = tmp_path_factory.mktemp("adversary")

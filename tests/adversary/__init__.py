@@ -1,0 +1,1 @@
+"""What hostile clients, networks, nodes and former operators are refused."""
