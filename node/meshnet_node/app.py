@@ -33,6 +33,7 @@ from meshnet.plane.late import LateAnswers, ask_health
 from meshnet.plane.server import PlaneLimits, PlaneServer
 from meshnet.topology import NodeId
 from meshnet_node.backend import LoadedWeights, ShardBackend, ShardSpec
+from meshnet_node.budget import SessionLimits
 from meshnet_node.granted import GrantGate
 from meshnet_node.journals import JournalLimits, Journals
 from meshnet_node.metrics import render_metrics
@@ -40,7 +41,7 @@ from meshnet_node.moving import ArrivingCache
 from meshnet_node.owners import Owners
 from meshnet_node.prober import PROBE_INTERVAL_S, Prober
 from meshnet_node.scheduler import Scheduler
-from meshnet_node.session import SessionLimits, SessionTable
+from meshnet_node.session_table import SessionTable
 from meshnet_node.stage import Stage
 
 __all__ = ["Node", "NodeSettings"]

@@ -28,11 +28,11 @@ from meshnet.v1.reference_service_pb2 import Reference
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
 from meshnet_node.app import Node, NodeSettings
 from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.budget import SessionLimits
 from meshnet_node.heartbeat import Heartbeat, Registration
 from meshnet_node.journals import JournalLimits
 from meshnet_node.model_files import ModelFiles, resolve_model
 from meshnet_node.prober import PROBE_INTERVAL_S
-from meshnet_node.session import SessionLimits
 from meshnet_node.stub import StubBackend
 
 __all__ = ["node"]

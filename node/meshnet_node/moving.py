@@ -17,7 +17,8 @@ from meshnet.plane.hop_client import HopClient
 from meshnet.topology import Hop, LayerRange, Route, SessionId
 from meshnet_node.backend import ShardBackend
 from meshnet_node.granted import GrantGate
-from meshnet_node.session import Session, SessionTable
+from meshnet_node.session import Session
+from meshnet_node.session_table import SessionTable
 
 __all__ = ["ArrivingCache", "CacheMoves", "MoveCounts"]
 

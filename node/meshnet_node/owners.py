@@ -9,7 +9,7 @@ from typing import Final
 
 from meshnet.operations import OwnerId
 from meshnet.plane.caller import Caller, CallerGoneError
-from meshnet_node.session import SessionTable
+from meshnet_node.session_table import SessionTable
 
 __all__ = ["Owners"]
 

@@ -27,7 +27,8 @@ from meshnet_node.plan import check_layers, check_route, plan
 from meshnet_node.rebuild import feed
 from meshnet_node.running import RunningStep
 from meshnet_node.scheduler import Scheduler
-from meshnet_node.session import Session, SessionTable
+from meshnet_node.session import Session
+from meshnet_node.session_table import SessionTable
 
 __all__ = ["Stage"]
 

@@ -30,10 +30,10 @@ from meshnet_gateway.recovery import RecoveringPipeline, RecoveringPipelines
 from meshnet_gateway.selection import SelectedRoute
 from meshnet_gateway.suspects import SuspectNodes
 from meshnet_node.app import Node, NodeSettings
+from meshnet_node.budget import SessionLimits
 from meshnet_node.hf.cache import SessionCache
 from meshnet_node.hf.shard import TransformersShard
 from meshnet_node.journals import JournalLimits
-from meshnet_node.session import SessionLimits
 from tests.node.tiny import save_tiny
 
 LOGITS = Want("logits")
@@ -412,7 +412,7 @@ async def test_a_full_replacement_is_waited_for(pool, client):
     shared = pipelines(pool, client)
     pipeline = await open_session(shared)
     other, _ = spare.stage.sessions.reserve("8d7f2f0a-0000-4000-8000-000000000001", 50)
-    reserve = spare.stage.sessions._reserve
+    reserve = spare.stage.sessions._budget.reserve
 
     def count(session: Any, tokens: int) -> None:
         try:
@@ -422,7 +422,7 @@ async def test_a_full_replacement_is_waited_for(pool, client):
             raise
 
     refused = threading.Event()
-    spare.stage.sessions._reserve = count
+    spare.stage.sessions._budget.reserve = count
 
     async def make_room() -> None:
         assert await asyncio.to_thread(refused.wait, BOUND_S)

@@ -32,8 +32,8 @@ from meshnet.plane.hop_client import HopClient
 from meshnet.topology import Hop, LayerRange, NodeId, Route, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.app import Node, NodeSettings
+from meshnet_node.budget import SessionLimits
 from meshnet_node.hf.shard import TransformersShard
-from meshnet_node.session import SessionLimits
 from tests.e2e.reference import load_whole
 from tests.node.tiny import VOCAB, save_tiny
 

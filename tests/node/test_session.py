@@ -12,7 +12,8 @@ from meshnet.errors import CacheFullError, Code, MeshError, PositionError, Unkno
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.topology import LayerRange, SessionId
 from meshnet.wire import ChunkHeader
-from meshnet_node.session import SessionLimits, SessionTable
+from meshnet_node.budget import SessionLimits
+from meshnet_node.session_table import SessionTable
 from meshnet_node.stub import StubBackend
 from tests.fakes import FakeClock
 
