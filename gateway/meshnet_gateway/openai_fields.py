@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, NoReturn
+from collections import Counter
+from functools import partial
+from typing import Any, Final, NoReturn
 
 from meshnet.jsontext import check_nesting
 from meshnet_gateway.limits import DEFAULT_LIMITS, GatewayLimits
 from meshnet_gateway.openai_errors import bad_request, shown
 
 __all__ = ["Fields", "parse_object"]
+
+_SHOWN_CHARS: Final = 80
 
 
 class Fields:
@@ -142,14 +146,21 @@ def parse_object(body: bytes | bytearray, limits: GatewayLimits = DEFAULT_LIMITS
 
     Raises:
         MeshError: INVALID_ARGUMENT, for anything but a JSON object of finite numbers and
-            valid Unicode, nested within `limits`.
+            valid Unicode, nested within `limits`, or for an object with a name twice: of two
+            models or prompts, who checks a request may see one and who serves it the other.
     """
     try:
         check_nesting(
             body, max_depth=limits.max_json_depth, max_containers=limits.max_json_containers
         )
         text = body.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        repeating: list[_Repeating] = []
+        value = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            object_pairs_hook=partial(_object, repeating),
+        )
         # Escapes may spell half of a surrogate pair, which no tokenizer can take.
         if r"\ud" in text or r"\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()
@@ -163,7 +174,44 @@ def parse_object(body: bytes | bytearray, limits: GatewayLimits = DEFAULT_LIMITS
         raise bad_request(f"body: not JSON: {error}", None, "invalid_json") from None
     if not isinstance(value, dict):
         raise bad_request("body: expected a JSON object", None, "invalid_json")
+    if repeating:
+        path = _path_of_repeated(value)
+        raise bad_request(f"{shown(path)}: given twice; expected once", path, "duplicate_parameter")
     return Fields(value)
+
+
+class _Repeating(dict[str, Any]):
+    """An object of which a name came twice.
+
+    Attributes:
+        name: that one.
+    """
+
+    name = ""
+
+
+def _object(repeating: list[_Repeating], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object; one that has a name twice is noted in `repeating`."""
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    found = _Repeating(values)
+    ((found.name, _),) = Counter(name for name, _ in pairs).most_common(1)
+    repeating.append(found)
+    return found
+
+
+def _path_of_repeated(value: Any, path: str = "") -> str:
+    """Find the first name that came twice, as ``messages[0].content``; empty where none did."""
+    if isinstance(value, _Repeating):
+        return f"{path}{value.name[:_SHOWN_CHARS]}"
+    if isinstance(value, dict):
+        inner = ((item, f"{path}{name[:_SHOWN_CHARS]}") for name, item in value.items())
+    elif isinstance(value, list):
+        inner = ((item, f"{path[:-1]}[{index}]") for index, item in enumerate(value))
+    else:
+        return ""
+    return next(filter(None, (_path_of_repeated(item, f"{at}.") for item, at in inner)), "")
 
 
 def _refuse_constant(name: str) -> NoReturn:

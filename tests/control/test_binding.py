@@ -75,6 +75,23 @@ def test_any_bytes_are_json_or_an_error(body):
         told(error)
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"name": "nodes/a", "name": "nodes/b"}', "name"),
+        (rb'{"name": "nodes/a", "nam\u0065": "nodes/a"}', "name"),
+        (b'{"shards": [{"layers": {"start": 0, "start": 1}}]}', "start"),
+        (b'{"labels": {"rack": "1", "rack": "2"}}', "rack"),
+        (b'{"shards": [{"modelDigest": "a", "model_digest": "b"}]}', "model_digest"),
+    ],
+)
+def test_a_field_that_comes_twice_is_refused(body, field):
+    with pytest.raises(MeshError, match="twice") as caught:
+        bind_body(pb.RegisterNodeRequest(), {"node": parse_json(body, "body")}, "*")
+    assert caught.value.code is Code.INVALID_ARGUMENT
+    assert caught.value.field.rpartition(".")[2] == field
+
+
 @settings(max_examples=400, deadline=None)
 @given(
     query=st.lists(

@@ -225,6 +225,35 @@ async def test_bodies_that_are_no_json_object(
     assert len(error["message"]) < 300
 
 
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"model": "a", "model": "b"}', "model"),
+        (b'{"model": "a", "prompt": "x", "n": 1, "n": 1}', "n"),
+        (rb'{"model": "a", "mod\u0065l": "a"}', "model"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}, {"content": 1, "content": 2}]}',
+            "messages[1].content",
+        ),
+        (b'{"logit_bias": {"7": 1, "8": 2, "7": 3}}', "logit_bias.7"),
+        (b'{"a": {"b": 1, "b": 2}, "a": {}}', "a"),
+        (b'{"metadata": {"": 1}, "": 1, "": 2}', ""),
+        (b'{"' + b"y" * 5000 + b'": 1, "' + b"y" * 5000 + b'": 2}', "y" * 80),
+    ],
+)
+async def test_a_name_that_comes_twice(
+    serve: Serve, factory: FakeFactory, raw: bytes, param: str
+) -> None:
+    """Who checks a request and who serves it might each see another value."""
+    gateway = await serve(factory)
+    for path in (CHAT, TEXT):
+        status, error = await send(gateway, path, raw)
+        assert (status, error["code"], error["param"]) == (400, "duplicate_parameter", param)
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].endswith("given twice; expected once")
+    assert factory.sessions == []
+
+
 async def test_surrogate_pairs_are_text(
     serve: Serve, factory: FakeFactory, text: ModelText
 ) -> None:
