@@ -45,7 +45,9 @@ async def listen(host: str, port: int, setting: str) -> socket.socket:
     return listener
 
 
-async def refuse_exposed(host: str, port: int, setting: str, remedy: str) -> None:
+async def refuse_exposed(
+    host: str, port: int, setting: str, remedy: str, danger: str = "anybody could use it"
+) -> None:
     """Refuse an address that other machines reach; a host that is not found passes.
 
     Args:
@@ -53,6 +55,7 @@ async def refuse_exposed(host: str, port: int, setting: str, remedy: str) -> Non
         port: see there.
         setting: name of the setting that an error is about.
         remedy: what would make it safe.
+        danger: what it is not safe from.
 
     Raises:
         ConfigError: it is not of loopback alone.
@@ -64,7 +67,7 @@ async def refuse_exposed(host: str, port: int, setting: str, remedy: str) -> Non
     if not all(_is_loopback(str(address[0])) for *_, address in found):
         raise ConfigError(
             f"refusing to listen on {host_port(host, port)}, where other machines reach it and "
-            f"anybody could use it: {remedy}, or allow it with --insecure",
+            f"{danger}: {remedy}, or allow it with --insecure",
             field=setting,
         )
 

@@ -25,7 +25,9 @@ _USE: Final = web.RequestKey("meshnet.key_use", KeyUse)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_admission(app: web.Application, keys: KeyRing | None, limits: GatewayLimits) -> None:
+def add_admission(
+    app: web.Application, keys: KeyRing | None, limits: GatewayLimits, *, behind_proxy: bool = False
+) -> None:
     """Check the requests of an application before they are served.
 
     Without `keys` anybody may ask. With them, what is under ``/v1/`` needs one, and
@@ -35,14 +37,16 @@ def add_admission(app: web.Application, keys: KeyRing | None, limits: GatewayLim
         app: with middlewares that answer `MeshError`.
         keys: of the clients.
         limits: of requests.
+        behind_proxy: clients come through one, so that nobody counts as of this machine.
     """
-    admission = _Admission(keys, limits.max_requests)
+    admission = _Admission(keys, limits.max_requests, behind_proxy=behind_proxy)
     app.middlewares.append(admission.admit)
     app.on_response_prepare.append(_tell_limits)
 
 
 class _Admission:
-    def __init__(self, keys: KeyRing | None, max_requests: int) -> None:
+    def __init__(self, keys: KeyRing | None, max_requests: int, *, behind_proxy: bool) -> None:
+        self._behind_proxy = behind_proxy
         self._keys = keys
         self._max_requests = max_requests
         self._num_requests = 0
@@ -50,7 +54,7 @@ class _Admission:
     @web.middleware
     async def admit(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         use = None
-        if self._keys is not None and _needs_key(request):
+        if self._keys is not None and self._needs_key(request):
             use = await self._keys.check(request.headers.get("Authorization"))
             request[_USE] = use
         if request.method != "POST" or not request.path.startswith(_PREFIX):
@@ -74,11 +78,10 @@ class _Admission:
             if use is not None and task is not None:
                 use.end(task)
 
-
-def _needs_key(request: web.Request) -> bool:
-    if request.path == METRICS_PATH:
-        return not _is_from_here(request)
-    return request.path.startswith(_PREFIX)
+    def _needs_key(self, request: web.Request) -> bool:
+        if request.path == METRICS_PATH:
+            return self._behind_proxy or not _is_from_here(request)
+        return request.path.startswith(_PREFIX)
 
 
 def _is_from_here(request: web.Request) -> bool:

@@ -38,7 +38,11 @@ from meshnet_gateway.selection import RouteSelector
 
 __all__ = ["Gateway", "GatewaySettings"]
 
-_REMEDY: Final = "let it want API keys with --api-keys STORE, made by: meshnet key create"
+_WANT_KEYS: Final = "let it want API keys with --api-keys STORE, made by: meshnet key create"
+_ENCRYPT: Final = (
+    "serve HTTPS with --https-cert and --https-key, or say with --behind-tls-proxy that a proxy in"
+    " front does"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,10 @@ class GatewaySettings:
         api_keys: store of the keys that clients need; None where they need none.
         limits: of what clients may ask for, and how slowly.
         https: certificate and key for clients; None for plain HTTP.
-        insecure: whether it may listen where other machines reach it without wanting keys.
+        behind_tls_proxy: whether clients come through a proxy that serves HTTPS, so that plain
+            HTTP from it may come from other machines, and nothing is said by this one's address.
+        insecure: whether it may listen where other machines reach it without wanting keys, or
+            with plain HTTP.
         tls: files for connections to nodes; None where these have no TLS.
         grace_s: seconds that answers in progress get when the gateway closes.
     """
@@ -71,6 +78,7 @@ class GatewaySettings:
     api_keys: str | None = None
     limits: GatewayLimits = DEFAULT_LIMITS
     https: TlsFiles | None = None
+    behind_tls_proxy: bool = False
     insecure: bool = False
     tls: Credentials | None = None
     grace_s: float = 30.0
@@ -128,8 +136,8 @@ class Gateway:
             ConfigError: an address cannot be listened on, naming it.
         """
         settings, tls = self.settings, self._tls
-        if settings.api_keys is None and not settings.insecure:
-            await refuse_exposed(settings.host, settings.port, "--listen", _REMEDY)
+        if not settings.insecure:
+            await _refuse_exposed(settings)
         self._listener = listener = await listen(settings.host, settings.port, "--listen")
         if self._control_server is not None:
             addresses = await self._control_server.start()
@@ -160,7 +168,7 @@ class Gateway:
         limits = self.settings.limits
         self._service = OpenAIService(self._models, self._pipelines, limits=limits)
         add_routes(app, self._service)
-        add_admission(app, self._keys, limits)
+        add_admission(app, self._keys, limits, behind_proxy=settings.behind_tls_proxy)
         watch_requests(app)
         # Without handler_cancellation a client that went away would not end its generation.
         self._runner = web.AppRunner(
@@ -208,3 +216,16 @@ class Gateway:
         return web.Response(
             body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
+
+
+async def _refuse_exposed(settings: GatewaySettings) -> None:
+    """Refuse an address that other machines reach without keys, or with keys in the clear.
+
+    Raises:
+        ConfigError: it is one, with what would make it safe.
+    """
+    if settings.api_keys is None:
+        await refuse_exposed(settings.host, settings.port, "--listen", _WANT_KEYS)
+    if settings.https is None and not settings.behind_tls_proxy:
+        danger = "keys and prompts would cross the network in the clear"
+        await refuse_exposed(settings.host, settings.port, "--listen", _ENCRYPT, danger)

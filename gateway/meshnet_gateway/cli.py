@@ -106,6 +106,14 @@ def gateway(
         Path | None, typer.Option(help="Certificate in PEM, for HTTPS to clients.")
     ] = None,
     https_key: Annotated[Path | None, typer.Option(help="Its key in PEM, no passphrase.")] = None,
+    behind_tls_proxy: Annotated[
+        bool,
+        typer.Option(
+            "--behind-tls-proxy",
+            help="A proxy in front serves HTTPS to clients: listen where other machines can reach"
+            " it, with plain HTTP, and let /metrics want a key from everybody.",
+        ),
+    ] = False,
     limit: Limits = None,
     state: State = None,
     advertise_control: AdvertiseControl = "",
@@ -164,6 +172,7 @@ def gateway(
         ),
         region=region,
         api_keys=api_keys or settings.api_keys,
+        behind_tls_proxy=behind_tls_proxy,
         insecure=insecure,
         tls=tls,
         limits=limits,

@@ -168,21 +168,52 @@ async def test_a_handshake_that_does_not_go_on_keeps_nobody_waiting(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_a_port_that_others_reach_wants_keys(text: ModelText, host: str) -> None:
+@pytest.mark.parametrize("https", [False, True])
+async def test_a_port_that_others_reach_wants_keys(
+    text: ModelText, authority: Authority, host: str, https: bool
+) -> None:
+    files = TlsFiles(authority.certificate, authority.key) if https else None
     with pytest.raises(ConfigError) as caught:
-        async with stub_mesh(text, host=host):
+        async with stub_mesh(text, host=host, https=files, behind_tls_proxy=True):
             raise AssertionError("it listens")
     assert caught.value.field == "--listen"
     assert "meshnet key create" in caught.value.message
     assert "--insecure" in caught.value.message
 
 
-@pytest.mark.parametrize("allowed", ["keys", "insecure"])
-async def test_a_port_that_others_may_reach(text: ModelText, store: str, allowed: str) -> None:
-    settings = {"api_keys": store} if allowed == "keys" else {"insecure": True}
+async def test_keys_do_not_cross_the_network_in_the_clear(text: ModelText, store: str) -> None:
+    with pytest.raises(ConfigError, match="in the clear") as caught:
+        async with stub_mesh(text, host="0.0.0.0", api_keys=store):
+            raise AssertionError("it listens")
+    assert caught.value.field == "--listen"
+    assert "\n" not in caught.value.message
+    for flag in ("--https-cert", "--https-key", "--behind-tls-proxy", "--insecure"):
+        assert flag in caught.value.message
+
+
+@pytest.mark.parametrize("allowed", ["https", "behind_tls_proxy", "insecure", "nothing"])
+async def test_a_port_that_others_may_reach(
+    text: ModelText, store: str, authority: Authority, trust: ssl.SSLContext, allowed: str
+) -> None:
+    settings: dict[str, Any] = {
+        "https": {
+            "api_keys": store,
+            "https": TlsFiles(authority.certificate, authority.key, flags="--https"),
+        },
+        "behind_tls_proxy": {"api_keys": store, "behind_tls_proxy": True},
+        "insecure": {"api_keys": store, "insecure": True},
+        "nothing": {"insecure": True},
+    }[allowed]
     async with stub_mesh(text, host="0.0.0.0", **settings) as mesh:
-        expected = 401 if allowed == "keys" else 200
-        async with mesh.http.get(f"{mesh.url}/v1/models") as response:
+        url = mesh.url.replace("0.0.0.0", "127.0.0.1")
+        if allowed == "https":
+            url = url.replace("http://", "https://")
+        expected = 200 if allowed == "nothing" else 401
+        async with mesh.http.get(f"{url}/v1/models", ssl=trust) as response:
+            assert response.status == expected
+        # Behind a proxy the address from which it comes says nothing of who asks.
+        expected = 401 if allowed == "behind_tls_proxy" else 200
+        async with mesh.http.get(f"{url}/metrics", ssl=trust) as response:
             assert response.status == expected
 
 
