@@ -27,6 +27,7 @@ from meshnet_gateway.listener import LimitedSite, watch_requests
 from meshnet_gateway.lost import LostNodes
 from meshnet_gateway.metrics import render_metrics
 from meshnet_gateway.model_text import ModelText
+from meshnet_gateway.moving import SessionMoves
 from meshnet_gateway.node_watch import NodeWatch
 from meshnet_gateway.openai_routes import add_routes
 from meshnet_gateway.openai_service import OpenAIService
@@ -34,6 +35,7 @@ from meshnet_gateway.pipeline import PipelineSettings
 from meshnet_gateway.presence import Presence
 from meshnet_gateway.recoveries import RecoverySettings
 from meshnet_gateway.recovery import RecoveringPipelines
+from meshnet_gateway.routed import Shared
 from meshnet_gateway.selection import RouteSelector
 
 __all__ = ["Gateway", "GatewaySettings"]
@@ -151,15 +153,19 @@ class Gateway:
         self._watch = NodeWatch(self._control, lost, draining)
         self._watch.start()
         self._late.start()
-        self._pipelines = RecoveringPipelines(
-            RouteSelector(self._control, self.settings.region, tls=tls is not None),
+        selector = RouteSelector(self._control, settings.region, tls=tls is not None)
+        shared = Shared(
+            selector,
             self._plane,
             lost,
-            draining,
-            self.settings.pipeline,
-            self.settings.recovery,
+            SessionMoves(
+                selector, self._plane, draining, timeout_s=settings.pipeline.step_timeout_s
+            ),
+            settings.pipeline,
+            settings.recovery,
             self._presence,
         )
+        self._pipelines = RecoveringPipelines(shared)
         if self._keys is not None:
             await self._keys.open()
         app = web.Application()
@@ -207,12 +213,10 @@ class Gateway:
         await ask_health(self._asker, address, timeout_s)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        pipelines = self._pipelines
-        body = (
-            b""
-            if pipelines is None
-            else render_metrics(pipelines.counts, pipelines.moves.counts, self._plane.choosers)
-        )
+        body = b""
+        if self._pipelines is not None:
+            shared = self._pipelines.shared
+            body = render_metrics(shared.counts, shared.moves.counts, self._plane.choosers)
         return web.Response(
             body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )

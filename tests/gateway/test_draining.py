@@ -105,7 +105,7 @@ async def drain(mesh: Mesh, name: str) -> None:
 
 
 def counts(mesh: Mesh) -> Any:
-    return mesh.gateway._pipelines.moves.counts
+    return mesh.gateway._pipelines.shared.moves.counts
 
 
 def decoding(mesh: Mesh, name: str) -> bool:
@@ -139,7 +139,7 @@ async def test_without_another_node_the_session_stays(mesh):
     await mesh.members["right"].heartbeat.beat()
     assert await asking == TEXT
     assert (counts(mesh).moved, counts(mesh).failed) == (0, 0)
-    assert mesh.gateway._pipelines.counts.recovered == 0
+    assert mesh.gateway._pipelines.shared.counts.recovered == 0
 
 
 async def test_a_spare_that_comes_later_takes_it_over(mesh):
@@ -163,7 +163,7 @@ async def test_a_full_spare_leaves_it_where_it_is(mesh):
     await drain(mesh, "right")
     assert await asking == TEXT
     assert (counts(mesh).moved, counts(mesh).failed) == (0, 0)
-    assert mesh.gateway._pipelines.counts.recovered == 0
+    assert mesh.gateway._pipelines.shared.counts.recovered == 0
 
 
 async def test_a_state_that_cannot_be_moved_is_rebuilt(text):
@@ -187,7 +187,7 @@ async def test_a_state_that_cannot_be_moved_is_rebuilt(text):
         await drain(mesh, "right")
         assert await asking == TEXT
         assert (counts(mesh).moved, counts(mesh).failed) == (0, 1)
-        assert mesh.gateway._pipelines.counts.recovered == 1
+        assert mesh.gateway._pipelines.shared.counts.recovered == 1
         assert spare.node.stage.num_tokens > 7
         await until(lambda: [m.held() for m in mesh.members.values()] == [(0, 0)] * 3)
 
@@ -235,7 +235,7 @@ async def test_a_session_keeps_its_borders_where_a_route_has_them(text, way):
         await until(lambda: session.cache.layers)
         assert session.cache.layers == LayerRange(1, 4)
         assert await asking == 4 * TEXT
-        recovered = mesh.gateway._pipelines.counts.ways
+        recovered = mesh.gateway._pipelines.shared.counts.ways
         if way == "drained":
             assert (counts(mesh).moved, recovered.total()) == (1, 0)
         else:

@@ -28,7 +28,7 @@ async def mesh(text, request) -> Any:
         await made.join("left", 0, 2, delay_s=0.02)
         await made.join("right", 2, 4, delay_s=0.02)
         if request.param < 60.0:
-            selector = made.gateway._pipelines.selector
+            selector = made.gateway._pipelines.shared.selector
             select = selector._select
 
             async def stale(*arguments):
@@ -76,9 +76,8 @@ async def test_sessions_run_with_grants_and_no_others(mesh):
         assert member.node.grants.required
         assert member.held() == (0, 0)
     # Without one, a route alone opens nothing.
-    shared = mesh.gateway._pipelines
-    pipeline = await shared.open(mesh.model, max_tokens=9)
-    pipeline._pipeline.show(None)
+    pipeline = await mesh.gateway._pipelines.open(mesh.model, max_tokens=9)
+    pipeline._routed._pipeline.show(None)
     with pytest.raises(Exception, match="X-Meshnet-Grant is missing"):
         await pipeline.step([1, 2], Want("logits"))
     await pipeline.close()
@@ -97,7 +96,7 @@ async def test_a_lost_node_is_replaced(mesh, name):
     assert served is None or lost is spare
     await lost.node.close()
     assert await asking == TEXT
-    counts = mesh.gateway._pipelines.counts
+    counts = mesh.gateway._pipelines.shared.counts
     assert counts.ways == {Way.JOURNAL: 1}
     assert not found
     for member in mesh.members.values():
@@ -115,7 +114,7 @@ async def test_a_session_that_cannot_be_rebuilt_begins_anew_with_a_grant_of_its_
     lost = spare if decoding(mesh, "spare") else mesh.members["right"]
     await lost.node.close()
     assert await asking == TEXT
-    assert mesh.gateway._pipelines.counts.ways == {Way.REPLAY: 1}
+    assert mesh.gateway._pipelines.shared.counts.ways == {Way.REPLAY: 1}
     assert not found
 
 
@@ -140,7 +139,7 @@ async def test_a_session_leaves_a_node_that_drains_and_comes_back(mesh):
     async with ControlClient(mesh.gateway.control_grpc) as control:
         await control.drain("right", grace_s=60.0)
     await until(lambda: spare.held()[0] == 1)
-    moved = mesh.gateway._pipelines.moves.counts
+    moved = mesh.gateway._pipelines.shared.moves.counts
     await until(lambda: moved.moved == 1)
     # The node starts again, under the same name; its old grants are for another start.
     old = mesh.members.pop("right")
@@ -151,7 +150,7 @@ async def test_a_session_leaves_a_node_that_drains_and_comes_back(mesh):
     await until(lambda: right.held()[0] == 1)
     assert await asking == 2 * TEXT
     assert (moved.moved, moved.failed) == (2, 0)
-    assert not mesh.gateway._pipelines.counts.ways
+    assert not mesh.gateway._pipelines.shared.counts.ways
     assert not found
 
 
@@ -165,4 +164,4 @@ async def test_keys_change_while_sessions_open(text):
             while len(keys) < 4:
                 assert await mesh.ask(max_tokens=2) == "hh"
                 keys |= set(mesh.members["left"].node.grants._keys)
-        assert not mesh.gateway._pipelines.counts.ways
+        assert not mesh.gateway._pipelines.shared.counts.ways

@@ -50,7 +50,7 @@ async def test_it_is_used_again_when_its_lease_ended_and_it_has_registered_since
     await mesh.join("last", 2, 4, wrap=wrap)
     asking = asyncio.create_task(mesh.ask(max_tokens=8))
     await asyncio.to_thread(blocks[0].entered.wait, BOUND_S)
-    mesh.gateway._pipelines.lost.lose(NodeId("last"))
+    mesh.gateway._pipelines.shared.lost.lose(NodeId("last"))
     blocks[0].may_go_on.set()
     async with asyncio.timeout(BOUND_S):
         assert await asking == "h" * 8

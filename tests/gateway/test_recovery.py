@@ -23,10 +23,12 @@ from meshnet.plane.client import PlaneClient
 from meshnet.topology import Hop, LayerRange, NodeId
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.lost import LostNodes
+from meshnet_gateway.moving import SessionMoves
 from meshnet_gateway.pipeline import PipelineSettings
 from meshnet_gateway.presence import Presence
 from meshnet_gateway.recoveries import RecoverySettings, Way
 from meshnet_gateway.recovery import RecoveringPipeline, RecoveringPipelines
+from meshnet_gateway.routed import Shared
 from meshnet_gateway.selection import SelectedRoute
 from meshnet_gateway.suspects import SuspectNodes
 from meshnet_node.app import Node, NodeSettings
@@ -143,20 +145,20 @@ async def client() -> AsyncIterator[PlaneClient]:
     await plane.close()
 
 
-def pipelines(pool: Pool, client: PlaneClient, **settings: Any) -> RecoveringPipelines:
-    return RecoveringPipelines(
+def share(pool: Pool, client: PlaneClient, **settings: Any) -> Shared:
+    return Shared(
         pool,
         client,
         LostNodes(),
-        DrainingNodes(),
+        SessionMoves(pool, client, DrainingNodes(), timeout_s=BOUND_S),
         PipelineSettings(chunk_tokens=CHUNK, window=settings.pop("window", None)),
         RecoverySettings(**{"spare_wait_s": 5.0, **settings}),
         pool.presence,
     )
 
 
-async def open_session(shared: RecoveringPipelines) -> RecoveringPipeline:
-    return await shared.open("tiny", max_tokens=len(PROMPT) + STEPS)
+async def open_session(shared: Shared) -> RecoveringPipeline:
+    return await RecoveringPipelines(shared).open("tiny", max_tokens=len(PROMPT) + STEPS)
 
 
 async def generate(pipeline: RecoveringPipeline, events: Mapping[int, Any] | None = None):
@@ -178,7 +180,7 @@ def texts(logits) -> list[int]:
 
 async def undisturbed(pool: Pool, client: PlaneClient):
     """Run a session to its end, and set the counters back."""
-    pipeline = await open_session(pipelines(pool, client))
+    pipeline = await open_session(share(pool, client))
     found = await generate(pipeline)
     await pipeline.close()
     for node in pool.nodes.values():
@@ -206,7 +208,7 @@ async def test_only_the_lost_layers_are_computed_again(pool, client, lost, mode)
     await pool.start("spare", *SPANS[lost])
     expected = await undisturbed(pool, client)
     pool.routes.append("first middle last".replace(lost, "spare"))
-    shared = pipelines(pool, client, mode=mode)
+    shared = share(pool, client, mode=mode)
     pipeline = await open_session(shared)
 
     found = await generate(pipeline, {6: pool.nodes[lost].close})
@@ -232,7 +234,7 @@ async def test_nothing_that_a_node_in_quarantine_made_is_kept(pool, client, wron
     await pool.start("spare", *SPANS[wrong])
     expected = await undisturbed(pool, client)
     pool.routes.append("first middle last".replace(wrong, "spare"))
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
 
     async def quarantine() -> None:
@@ -267,7 +269,7 @@ async def test_two_nodes_are_lost_at_once(pool, client, lost, spans):
     spares = [(pool.hops[f"spare{n}"].layers.start, f"spare{n}") for n in range(len(spans))]
     kept = [(span[0], name) for name, span in SPANS.items() if name not in lost]
     pool.routes.append(" ".join(name for _, name in sorted(spares + kept)))
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
 
     async def kill() -> None:
@@ -292,7 +294,7 @@ async def test_a_second_failure_uses_the_journal_again(pool, client):
     await pool.start("other", *SPANS["last"])
     expected = await undisturbed(pool, client)
     pool.routes += ["first spare last", "first spare other"]
-    shared = pipelines(pool, client, mode=RebuildMode.EXACT)
+    shared = share(pool, client, mode=RebuildMode.EXACT)
     pipeline = await open_session(shared)
     kills = {3: pool.nodes["middle"].close, 7: pool.nodes["last"].close}
     found = await generate(pipeline, kills)
@@ -310,7 +312,7 @@ async def test_exact_gives_the_same_bits_in_bfloat16(pool, client):
     await pool.start("spare", *SPANS["middle"], dtype="bfloat16")
     expected = await undisturbed(pool, client)
     pool.routes.append("first spare last")
-    pipeline = await open_session(pipelines(pool, client, mode=RebuildMode.EXACT))
+    pipeline = await open_session(share(pool, client, mode=RebuildMode.EXACT))
     found = await generate(pipeline, {6: pool.nodes["middle"].close})
     assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
     await pipeline.close()
@@ -321,7 +323,7 @@ async def test_without_a_journal_all_tokens_go_through_the_route_again(pool, cli
     await pool.start("spare", *SPANS["last"])
     expected = await undisturbed(pool, client)
     pool.routes.append("first middle spare")
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
     found = await generate(pipeline, {6: pool.nodes["last"].close})
     assert texts(found) == texts(expected)
@@ -355,7 +357,7 @@ async def test_a_hop_without_a_journal_is_computed_again_with_the_lost_one(
         sessions.journals.drop(session.journal, "moved")
         await pool.nodes[lost].close()
 
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
     found = await generate(pipeline, {6: lose})
     assert texts(found) == texts(expected)
@@ -379,7 +381,7 @@ async def test_a_node_that_knows_no_journals_is_replayed(pool, client, monkeypat
         raise MeshError(Code.METHOD_NOT_ALLOWED, "POST is not served here")
 
     monkeypatch.setattr(pool.nodes["first"], "rebuild", unknown)
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
     found = await generate(pipeline, {6: pool.nodes["middle"].close})
     assert texts(found) == texts(expected)
@@ -395,7 +397,7 @@ async def test_a_replacement_that_fails_too_is_replaced(pool, client):
     expected = await undisturbed(pool, client)
     await pool.nodes["gone"].close()
     pool.routes += ["first gone last", "first spare last"]
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
     found = await generate(pipeline, {6: pool.nodes["middle"].close})
     assert texts(found) == texts(expected)
@@ -409,7 +411,7 @@ async def test_a_full_replacement_is_waited_for(pool, client):
     spare = await pool.start("spare", *SPANS["middle"], cache_tokens=len(PROMPT) + STEPS)
     expected = await undisturbed(pool, client)
     pool.routes.append("first spare last")
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
     other, _ = spare.stage.sessions.reserve("8d7f2f0a-0000-4000-8000-000000000001", 50)
     reserve = spare.stage.sessions._budget.reserve
@@ -439,7 +441,7 @@ async def test_a_full_replacement_is_waited_for(pool, client):
 async def test_a_node_that_restarted_is_rebuilt_where_it_is(pool, client):
     await start_three(pool)
     expected = await undisturbed(pool, client)
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
 
     async def restart() -> None:
@@ -492,7 +494,7 @@ async def test_a_node_lost_in_the_prompt_costs_the_others_a_window(pool, client,
     pool.routes.append("first middle last")
     expected = await undisturbed(pool, client)
     pool.routes.append("first spare last")
-    shared = pipelines(pool, client, window=window)
+    shared = share(pool, client, window=window)
     pipeline = await open_session(shared)
     stopping[0].at = stopping[0].num_calls + 3
 
@@ -523,7 +525,7 @@ async def test_a_step_is_sent_again_where_every_cache_is_still_there(pool, clien
         return pool.route(pool.routes[0])
 
     monkeypatch.setattr(pool, "replace", same_again)
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
     node = pool.nodes["middle"]
     forward = node.forward
@@ -550,7 +552,7 @@ async def test_a_state_that_cannot_be_cut_back_is_replayed(pool, client, monkeyp
     expected = await undisturbed(pool, client)
     monkeypatch.setattr(SessionCache, "can_truncate", property(lambda _: False))
     pool.routes.append("first spare last")
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
     found = await generate(pipeline, {6: pool.nodes["middle"].close})
     assert texts(found) == texts(expected)
@@ -569,7 +571,7 @@ async def test_a_node_that_fails_for_a_while_is_gone_back_to(pool, client, monke
 
     monkeypatch.setattr(pool, "replace", same_again)
     monkeypatch.setattr("meshnet_gateway.recovery._AGAIN_S", 0.01)
-    shared = pipelines(pool, client)
+    shared = share(pool, client)
     pipeline = await open_session(shared)
     node, left = pool.nodes["middle"], 9
     forward = node.forward

@@ -29,12 +29,12 @@ async def test_one_session_alone_meets_a_node_whose_lease_outlives_it(text):
         await mesh.members["one"].node.close()
         for _ in range(6):
             assert await mesh.ask(max_tokens=3) == "hhh"
-        ways = mesh.gateway._pipelines.counts.ways
+        ways = mesh.gateway._pipelines.shared.counts.ways
         assert dict(ways) == {Way.ANEW: 1}
 
 
 async def test_a_suspect_is_used_where_there_is_no_other(text):
     async with stub_mesh(text) as mesh:
         await mesh.join("only", 0, 4)
-        mesh.gateway._pipelines.selector.suspects.add(NodeId("only"))
+        mesh.gateway._pipelines.shared.selector.suspects.add(NodeId("only"))
         assert await mesh.ask(max_tokens=3) == "hhh"

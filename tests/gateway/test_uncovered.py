@@ -33,7 +33,7 @@ class Selections:
     def __init__(self, mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self._changed = asyncio.Condition()
-        selector = mesh.gateway._pipelines.selector
+        selector = mesh.gateway._pipelines.shared.selector
         select = selector._select
 
         async def counted(*arguments):
