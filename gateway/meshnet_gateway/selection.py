@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from meshnet.codec import ENCODINGS
-from meshnet.control.client import ControlClient, to_hops
+from meshnet.control.client import ControlClient
+from meshnet.control.hops import to_hops
 from meshnet.errors import Code, MeshError, RouteError
 from meshnet.topology import Hop, NodeId, Route, SessionId
 from meshnet.v1 import route_service_pb2 as route_pb

@@ -22,9 +22,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import descriptor_pool, json_format, message_factory
 
 from meshnet.authority import Authority
-from meshnet.control.client import ControlClient, to_hops
+from meshnet.control.client import ControlClient
 from meshnet.control.documents import Documents
 from meshnet.control.grant_issuer import KIND as GRANT_KEYS
+from meshnet.control.hops import to_hops
 from meshnet.control.status import from_status, status_of
 from meshnet.credentials import Credentials
 from meshnet.grants import Grant, GrantKey, sign

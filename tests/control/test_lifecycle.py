@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from meshnet.control.client import to_hops
+from meshnet.control.hops import to_hops
 from meshnet.errors import Code, LeaseExpiredError, MeshError, RouteError
 from meshnet.topology import Hop, LayerRange
 from meshnet.v1 import node_service_pb2 as pb
