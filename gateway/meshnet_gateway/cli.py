@@ -13,17 +13,25 @@ from meshnet import config
 from meshnet.authority import DEFAULT_LIFE_S
 from meshnet.cli.join import Join, default_name, join_mesh
 from meshnet.cli.output import Json, errors
-from meshnet.cli.secured import AdvertiseControl, CertificateLife, Insecure, State
+from meshnet.cli.secured import (
+    AdvertiseControl,
+    CertificateLife,
+    Insecure,
+    RequireProbe,
+    State,
+)
 from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
 from meshnet.control.app import ControlSettings
 from meshnet.control.limits import DEFAULT_LIMITS as CONTROL_LIMITS
+from meshnet.control.reference_file import read_reference_file
 from meshnet.errors import ConfigError
 from meshnet.identity import Role
 from meshnet.limits import change_limits
 from meshnet.model_hub import resolve_tokenizer
 from meshnet.operations import RebuildMode
 from meshnet.tls import TlsFiles
+from meshnet.v1 import reference_service_pb2 as references_pb2
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.limits import DEFAULT_LIMITS
 from meshnet_gateway.model_text import ModelText
@@ -102,6 +110,7 @@ def gateway(
             " has granted.",
         ),
     ] = False,
+    require_probe: RequireProbe = None,
     https_cert: Annotated[
         Path | None, typer.Option(help="Certificate in PEM, for HTTPS to clients.")
     ] = None,
@@ -149,7 +158,8 @@ def gateway(
     https = None
     if https_cert is not None or https_key is not None:
         https = TlsFiles(https_cert, https_key, flags="--https")
-    texts = dict(_load_text(source, settings) for source in model)
+    found = [_load(source, settings) for source in model]
+    texts = {of: text for of, text, _ in found}
     if len(texts) < len(model):
         raise ConfigError("--model: two of them have the same name in the mesh", field="--model")
     limits, control_limits = change_limits(limit or (), DEFAULT_LIMITS, CONTROL_LIMITS)
@@ -169,6 +179,8 @@ def gateway(
             advertise=advertise_control,
             certificate_life_s=certificate_life,
             insecure=insecure,
+            require_probe=require_probe,
+            references=tuple(reference for _, _, reference in found if reference is not None),
         ),
         region=region,
         api_keys=api_keys or settings.api_keys,
@@ -209,7 +221,12 @@ def gateway(
     serve(service, exit_with_parent=exit_with_parent)
 
 
-def _load_text(source: str, settings: config.Config) -> tuple[str, ModelText]:
-    """Find a model's text files; gives its name in the mesh and its tokenizer."""
+def _load(
+    source: str, settings: config.Config
+) -> tuple[str, ModelText, references_pb2.Reference | None]:
+    """Find a model's text files; gives its name in the mesh, its tokenizer and its reference."""
     files = resolve_tokenizer(source, endpoint=settings.hub_endpoint, progress=errors.is_terminal)
-    return files.name, ModelText.load(files.directory)
+    reference = read_reference_file(files.directory)
+    if reference is not None:
+        reference.model = f"models/{files.name}"
+    return files.name, ModelText.load(files.directory), reference

@@ -12,7 +12,13 @@ import typer
 from meshnet import __version__
 from meshnet.authority import AUTHORITY_FILE, DEFAULT_LIFE_S, DEFAULT_OVERLAP_S, Authority
 from meshnet.cli.output import Json, console, print_json
-from meshnet.cli.secured import AdvertiseControl, CertificateLife, Insecure, State
+from meshnet.cli.secured import (
+    AdvertiseControl,
+    CertificateLife,
+    Insecure,
+    RequireProbe,
+    State,
+)
 from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
 from meshnet.control.app import API_TITLE, ControlServer, ControlSettings
 from meshnet.control.limits import DEFAULT_LIMITS
@@ -53,12 +59,7 @@ def control(
             help="Nodes take sessions only along routes that this control plane has granted.",
         ),
     ] = False,
-    require_probe: Annotated[
-        bool,
-        typer.Option(
-            "--require-probe", help="Keep nodes out of routes whose model has no reference."
-        ),
-    ] = False,
+    require_probe: RequireProbe = None,
     state: State = None,
     advertise_control: AdvertiseControl = "",
     certificate_life: CertificateLife = DEFAULT_LIFE_S,

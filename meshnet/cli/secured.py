@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AdvertiseControl", "CertificateLife", "Insecure", "State"]
+__all__ = [
+    "AdvertiseControl",
+    "CertificateLife",
+    "Insecure",
+    "RequireProbe",
+    "State",
+]
 
 State = Annotated[
     Path | None,
@@ -43,5 +49,14 @@ Insecure = Annotated[
     bool,
     typer.Option(
         "--insecure", help="Listen where other machines can reach it although nobody is checked."
+    ),
+]
+
+RequireProbe = Annotated[
+    bool | None,
+    typer.Option(
+        "--require-probe/--no-require-probe",
+        help="Keep nodes out of routes whose model has no reference to compare their numbers with.",
+        show_default="with --state alone",
     ),
 ]

@@ -48,6 +48,7 @@ from meshnet.control.transcode import Transcoder
 from meshnet.control.verification import Verifier
 from meshnet.errors import ConfigError, MeshError
 from meshnet.listen import ANY_HOSTS, host_port, listen, refuse_exposed
+from meshnet.v1 import reference_service_pb2 as reference_pb
 
 __all__ = ["AGE_KEY", "API_TITLE", "Addresses", "ControlServer", "ControlSettings"]
 
@@ -84,7 +85,9 @@ class ControlSettings:
         advertise: host that others reach it at, for join tokens; empty for that of `http_host`.
         certificate_life_s: how long certificates are good.
         insecure: whether an open control plane may listen where other machines reach it.
-        require_probe: leave nodes out whose model has no reference.
+        require_probe: leave nodes out whose model has no reference; None for those of a control
+            plane with `state` alone.
+        references: to be known from the start, where their digests have none.
         limits: of what callers send, and how slowly.
     """
 
@@ -105,7 +108,8 @@ class ControlSettings:
     advertise: str = ""
     certificate_life_s: float = DEFAULT_LIFE_S
     insecure: bool = False
-    require_probe: bool = False
+    require_probe: bool | None = None
+    references: tuple[reference_pb.Reference, ...] = ()
     limits: ControlLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
@@ -175,7 +179,10 @@ class ControlServer:
         self._grants = GrantIssuer(self._documents, settings.grants) if wants_grants else None
         times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
         self._references = References(self._documents, clock)
-        verifier = Verifier(self._references, clock, require=settings.require_probe)
+        require = settings.require_probe
+        verifier = Verifier(
+            self._references, clock, require=self.state is not None if require is None else require
+        )
         nodes = NodeService(
             self._store,
             times,
@@ -239,6 +246,7 @@ class ControlServer:
             if self._grants is not None:
                 await self._grants.start()
             await self._references.read()
+            await self._references.introduce(settings.references)
         except MeshError:
             listener.close()
             await self.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from meshnet.control.paging import page_of
 from meshnet.control.probe_messages import reference_of
 from meshnet.control.references import References
@@ -28,11 +26,7 @@ class ReferenceService:
     ) -> pb.PutReferenceResponse:
         """Keep a reference."""
         reference_of(request.reference)
-        kept = pb.Reference()
-        kept.CopyFrom(request.reference)
-        kept.name = f"references/{kept.model_digest}"
-        kept.create_time.FromNanoseconds(time.time_ns())
-        await self._references.put(kept, replace=request.replace)
+        kept = await self._references.put(request.reference, replace=request.replace)
         return pb.PutReferenceResponse(reference=_without_parts(kept))
 
     async def ListReferences(  # noqa: N802

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -80,17 +81,39 @@ class References:
         """Give what is known of a model, named with ``models/``, by digest."""
         return self._by_model.get(model, {})
 
-    async def put(self, message: pb.Reference, *, replace: bool) -> None:
-        """Keep a reference.
+    async def introduce(self, messages: Iterable[pb.Reference]) -> None:
+        """Keep references of digests that have none; another one that is kept stays.
+
+        Raises:
+            MeshError: UNAVAILABLE.
+        """
+        for message in messages:
+            try:
+                await self.put(message, replace=False)
+            except MeshError as error:
+                if error.code is not Code.ALREADY_EXISTS:
+                    raise
+                _log.warning("the reference of %s was not taken: %s", message.model, error)
+
+    async def put(self, message: pb.Reference, *, replace: bool) -> pb.Reference:
+        """Keep a reference; gives it as kept.
+
+        Args:
+            message: that `reference_of` can read.
+            replace: take the place of another one of its digest.
 
         Raises:
             MeshError: ALREADY_EXISTS, another one is kept for its digest; UNAVAILABLE.
         """
         key = message.model_digest
+        named = pb.Reference()
+        named.CopyFrom(message)
+        named.name = f"references/{key}"
+        named.create_time.FromNanoseconds(time.time_ns())
         while True:
             kept = await self._documents.get(KIND, key)
-            if kept is not None and _same(kept.value, message):
-                return
+            if kept is not None and _same(kept.value, named):
+                return pb.Reference.FromString(kept.value)
             if kept is not None and not replace:
                 raise MeshError(
                     Code.ALREADY_EXISTS,
@@ -100,13 +123,14 @@ class References:
                 )
             try:
                 expected = 0 if kept is None else kept.revision
-                value = message.SerializeToString(deterministic=True)
+                value = named.SerializeToString(deterministic=True)
                 await self._documents.put(KIND, key, value, expected=expected)
                 break
             except MeshError as error:
                 if error.code is not Code.ABORTED:
                     raise
         await self.read()
+        return named
 
     async def delete(self, digest: str) -> bool:
         """Forget a reference; tells whether there was one.

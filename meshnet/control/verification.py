@@ -115,7 +115,11 @@ class Verifier:
     def _without_reference(self, shard: types_pb2.Shard) -> pb.Verification:
         if not self._require:
             return pb.Verification(state=_UNVERIFIED)
-        message = f"{shard.model} has no reference, and only models with one are served here"
+        model = shard.model.removeprefix("models/")
+        message = (
+            f"{model} has no reference, and only models with one are served here: "
+            "meshnet references register DIR, or start the control plane with --no-require-probe"
+        )
         return pb.Verification(state=_PENDING, reason="NO_REFERENCE", message=message)
 
     def _unreported(self, node: pb.Node, shard: types_pb2.Shard, known: Known) -> pb.Verification:

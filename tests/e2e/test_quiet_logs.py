@@ -82,7 +82,7 @@ def test_logs_hold_no_prompt_and_no_secret(tmp_path: Path) -> None:
             stack,
             "listening",
             *("control", *anywhere, "--grpc-listen", "127.0.0.1:0", "--require-grants"),
-            *("--state", str(tmp_path / "mesh")),
+            *("--state", str(tmp_path / "mesh"), "--no-require-probe"),
         )
         where = ("--control", control.ready["grpc"], "--credentials", admin)
         tokens = [
