@@ -24,7 +24,7 @@ demo: $(STAMP)  ## A real model over three node processes answers a question.
 	@$(BIN)/meshnet demo
 
 test: check  ## Everything: the checks, then every test.
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(STAMP)  ## Format, lint, types, layers, schema, generated code.
 	@$(BIN)/ruff format --check --quiet .
