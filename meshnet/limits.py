@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Final
 
 from meshnet.errors import ConfigError
 
 __all__ = ["change_limits", "check_limits"]
+
+_MOST: Final = 2**31 - 1
+"""What C's int holds, by which libraries count bytes, calls and milliseconds."""
 
 
 def change_limits(changes: Sequence[str], *groups: Any) -> list[Any]:
@@ -50,12 +52,14 @@ def change_limits(changes: Sequence[str], *groups: Any) -> list[Any]:
 
 
 def check_limits(values: dict[str, int | float]) -> None:
-    """Refuse limits that let nothing through, or everything.
+    """Refuse limits that let nothing through, or are no bounds: numbers, and times in seconds.
 
     Raises:
         ConfigError: naming the limit.
     """
     for name, value in values.items():
-        least = 0.001 if isinstance(value, float) else 1
-        if not least <= value < math.inf:
-            raise ConfigError(f"--limit: {name}={value}; expected at least {least}", field=name)
+        least, most = (0.001, _MOST // 1000) if isinstance(value, float) else (1, _MOST)
+        if not least <= value <= most:
+            raise ConfigError(
+                f"--limit: {name}={value}; expected {least} to {most}"[:200], field=name
+            )

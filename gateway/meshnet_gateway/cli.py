@@ -155,6 +155,15 @@ def gateway(
             "--tls-*",
             field="--state",
         )
+    if require_grants and control is not None:
+        raise ConfigError(
+            "--require-grants is of a control plane inside the gateway: with --control or --join"
+            " that one decides",
+            field="--require-grants",
+        )
+    # Without a control plane inside, a limit that is its alone is nobody's.
+    inside = () if control is not None else (CONTROL_LIMITS,)
+    limits, *control_limits = change_limits(limit or (), DEFAULT_LIMITS, *inside)
     https = None
     if https_cert is not None or https_key is not None:
         https = TlsFiles(https_cert, https_key, flags="--https")
@@ -162,7 +171,6 @@ def gateway(
     texts = {of: text for of, text, _ in found}
     if len(texts) < len(model):
         raise ConfigError("--model: two of them have the same name in the mesh", field="--model")
-    limits, control_limits = change_limits(limit or (), DEFAULT_LIMITS, CONTROL_LIMITS)
     gateway_settings = GatewaySettings(
         host=host,
         port=port,
@@ -174,7 +182,7 @@ def gateway(
             grpc_port=grpc_port,
             lease_ttl_s=lease_ttl,
             require_grants=require_grants,
-            limits=control_limits,
+            limits=control_limits[0] if control_limits else CONTROL_LIMITS,
             state=state,
             advertise=advertise_control,
             certificate_life_s=certificate_life,

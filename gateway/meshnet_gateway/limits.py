@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from meshnet.limits import check_limits
@@ -60,7 +60,7 @@ class GatewayLimits:
         Raises:
             ConfigError: naming the limit.
         """
-        check_limits({item.name: getattr(self, item.name) for item in fields(self)})
+        check_limits(asdict(self))
 
 
 DEFAULT_LIMITS: Final = GatewayLimits()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
+
+from meshnet.limits import check_limits
 
 __all__ = ["DEFAULT_LIMITS", "ControlLimits"]
 
@@ -40,6 +42,14 @@ class ControlLimits:
     idle_timeout_s: float = 75.0
     write_timeout_s: float = 30.0
     grpc_idle_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that cannot be.
+
+        Raises:
+            ConfigError: naming the limit.
+        """
+        check_limits(asdict(self))
 
 
 DEFAULT_LIMITS: Final = ControlLimits()

@@ -146,5 +146,5 @@ def test_a_small_value_is_shown_whole(value: object) -> None:
 
 @pytest.mark.parametrize("change", [{"max_requests": 0}, {"head_timeout_s": 0.0}])
 def test_limits_that_let_nothing_through(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="expected at least"):
+    with pytest.raises(ConfigError, match="expected"):
         GatewayLimits(**change)

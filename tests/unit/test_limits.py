@@ -7,6 +7,7 @@ import json
 import pytest
 
 from meshnet.control.limits import DEFAULT_LIMITS as CONTROL
+from meshnet.control.limits import ControlLimits
 from meshnet.errors import ConfigError
 from meshnet.jsontext import check_nesting
 from meshnet.limits import change_limits
@@ -31,15 +32,26 @@ def test_each_group_takes_what_is_its_own() -> None:
         ("max_connections", "expected a number"),
         ("max_connections=many", "expected a number"),
         ("max_connections=1.5", "expected a number"),
-        ("max_connections=0", "expected at least 1"),
-        ("head_timeout_s=-1", "expected at least 0.001"),
-        ("head_timeout_s=inf", "expected at least 0.001"),
-        ("head_timeout_s=nan", "expected at least 0.001"),
+        ("max_connections=0", "expected 1 to 2147483647"),
+        ("max_message_bytes=2147483648", "expected 1 to 2147483647"),
+        ("max_streams=" + "9" * 400, "max_streams=9999"),
+        ("max_metadata_bytes=" + "9" * 5000, "expected a number"),
+        ("head_timeout_s=-1", "expected 0.001 to 2147483"),
+        ("head_timeout_s=inf", "expected 0.001 to 2147483"),
+        ("head_timeout_s=nan", "expected 0.001 to 2147483"),
+        ("grpc_idle_timeout_s=1e8", "expected 0.001 to 2147483"),
     ],
 )
 def test_what_is_no_limit_is_named(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         change_limits([text], CONTROL)
+
+
+def test_limits_are_checked_however_they_are_made() -> None:
+    for limits in ({"max_streams": 0}, {"max_message_bytes": 1 << 40}, {"idle_timeout_s": 1e300}):
+        with pytest.raises(ConfigError) as caught:
+            ControlLimits(**limits)
+        assert caught.value.field in limits
 
 
 DEEP = "[" * 64 + "]" * 64
