@@ -19,11 +19,12 @@ from tests.plane.doubles import (
     calling,
     chunk_header,
     expect_good,
-    new_session,
     problem,
     request,
     serving,
 )
+
+SESSION = "8d7f2f0a-0000-4000-8000-00000000000a"
 
 
 @pytest.mark.parametrize("num_bytes", [0, 15, 17, 32])
@@ -205,10 +206,10 @@ async def test_garbage_is_400() -> None:
         ("GET", "/forward", 405, "POST"),
         ("HEAD", "/forward", 405, "POST"),
         ("PUT", "/forward?x=1", 405, "POST"),
-        ("GET", f"/sessions/{new_session()}", 405, "DELETE, PUT"),
+        ("GET", f"/sessions/{SESSION}", 405, "DELETE, PUT"),
         ("POST", "/healthz", 405, "GET, HEAD"),
         ("DELETE", "/sessions/not-a-uuid", 400, None),
-        ("DELETE", f"/sessions/{str(new_session()).upper()}A", 400, None),
+        ("DELETE", f"/sessions/{SESSION.upper()}A", 400, None),
         ("GET", "/nowhere", 404, None),
         ("OPTIONS", "*", 404, None),
         ("GET", "/healthz", 200, None),
