@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aiohttp import web
@@ -17,6 +17,7 @@ from meshnet.credentials import Credentials
 from meshnet.listen import host_port, listen, refuse_exposed
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.late import LateAnswers, ask_health
+from meshnet.plane.links import LinkSettings
 from meshnet.tls import TlsFiles, server_context
 from meshnet_gateway.admission import METRICS_PATH, add_admission
 from meshnet_gateway.draining import DrainingNodes
@@ -117,10 +118,11 @@ class Gateway:
                 self._tls = self._control_server.state.gateway
         self._control: ControlClient | None = None
         # On a connection that was kept, a question could be lost where its chunk was.
-        self._asker = PlaneClient(policies=policies, tls=self._tls, max_idle_connections=0)
+        links = LinkSettings(policies, tls=self._tls)
+        self._asker = PlaneClient(replace(links, max_idle_connections=0))
         self._presence = Presence(self._asker)
         self._late = LateAnswers(self._ask)
-        self._plane = PlaneClient(policies=policies, tls=self._tls, late=self._late)
+        self._plane = PlaneClient(links, self._late)
         self._keys = (
             None if settings.api_keys is None else KeyRing(make_documents(settings.api_keys))
         )

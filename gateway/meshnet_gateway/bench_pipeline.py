@@ -24,6 +24,7 @@ from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet.model_dir import read_model_dir
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import Hop, LayerRange, NodeId, Route
 from meshnet_gateway.bench_decode import DECODE_ROUNDS, NOTHING, measure_decode
 from meshnet_gateway.pipeline import PipelineSettings, RoutePipeline
@@ -227,7 +228,7 @@ async def _route(
         for i, (child, part) in enumerate(zip(started, layers, strict=True)):
             ready = await child.event("ready")
             hops.append(Hop(NodeId(f"node-{i}"), ready["address"], part))
-        client = PlaneClient(policies=RAW_POLICIES)
+        client = PlaneClient(LinkSettings(RAW_POLICIES))
         stack.push_async_callback(client.close)
         yield client, tuple(hops)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
@@ -13,10 +12,8 @@ import numpy.typing as npt
 
 from meshnet.adaptive import EncodingChooser
 from meshnet.cache_wire import MoveHeader, pack_move
-from meshnet.choosers import LinkChoosers
 from meshnet.chunk import Answer
-from meshnet.compression import CompressionPolicies, CompressionResult
-from meshnet.credentials import Credentials
+from meshnet.compression import CompressionResult
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
@@ -30,89 +27,58 @@ from meshnet.operations import (
     pack_reservation,
 )
 from meshnet.plane.answers import (
-    MAX_COLD_BYTES,
-    AnswerReader,
     ColdAnswer,
-    Received,
     check_done,
     check_released,
     cold_failure,
     hop_failure,
     learn,
 )
-from meshnet.plane.connection import Connection
-from meshnet.plane.inbox import Inbox, Reading
 from meshnet.plane.late import LateAnswers
-from meshnet.plane.pool import ConnectionPool
+from meshnet.plane.links import LinkSettings
 from meshnet.plane.requests import (
     RequestMemo,
     pack_cold,
     pack_request,
     session_path,
 )
+from meshnet.plane.round_trips import RoundTrips
 from meshnet.plane.session_requests import OWNERS
 from meshnet.plane.tls import name_node
 from meshnet.topology import NodeId, SessionId
-from meshnet.wire import DEFAULT_LIMITS, ChunkHeader, WireLimits
+from meshnet.wire import ChunkHeader
 
 __all__ = ["PlaneClient"]
 
-_SEND_ASIDE_BYTES: Final = 64 * 1024
-"""A longer body is sent while an early answer is listened for."""
 _INLINE_BYTES: Final = 256 * 1024
 """Bodies up to this are coded on the event loop: about 0.25 ms, twice a thread's handoff."""
 
 _ATTEND_S: Final = 86_400.0
 
 _T = TypeVar("_T")
-_R = TypeVar("_R", Received, ColdAnswer)
 
 
 class PlaneClient:
     """Sends chunks to nodes and reads their answers.
 
     Args:
-        policies: decide which bodies are compressed.
-        route_condition: the policies' name for the links that lead to the nodes.
-        limits: on answers, checked before anything is allocated for them.
-        connect_timeout_s: for one attempt to connect.
-        max_connections: to one address at a time; a further request waits its turn.
-        max_idle_connections: to one address, kept for the next request.
-        tls: credentials, where connections are to be encrypted.
+        settings: of the links to the nodes.
         late: asks nodes that are late whether they live; without, only timeouts tell.
 
     Attributes:
         choosers: what is known of the links, by address; may be read from any thread.
-
-    Raises:
-        ValueError: the policies know no such `route_condition`.
     """
 
     def __init__(
-        self,
-        *,
-        policies: CompressionPolicies,
-        route_condition: str = "lan",
-        limits: WireLimits = DEFAULT_LIMITS,
-        connect_timeout_s: float = 5.0,
-        max_connections: int = 256,
-        max_idle_connections: int = 32,
-        tls: Credentials | None = None,
-        late: LateAnswers | None = None,
+        self, settings: LinkSettings | None = None, late: LateAnswers | None = None
     ) -> None:
-        for phase in Phase:
-            policies.for_condition(route_condition, phase.value)
-        # Long bodies are coded in threads, whose times are recorded there.
-        self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
+        settings = settings or LinkSettings()
+        self.choosers = settings.choosers()
         self._late = late
-        self._answers = AnswerReader(limits)
         self._requests = RequestMemo()
-        self._pool = ConnectionPool(
-            connect_timeout_s=connect_timeout_s,
-            max_open=max_connections,
-            max_idle=max_idle_connections,
-            tls=tls,
-        )
+        self._trips = RoundTrips(settings)
+        self._answers = self._trips.answers
+        self._exchange = self._trips.exchange
 
     async def forward(
         self,
@@ -192,12 +158,7 @@ class PlaneClient:
             MeshError: what the node, or one after it, answered instead; nothing is held then.
         """
         head = pack_cold(address, "PUT", session_path(asked.session), pack_reservation(asked))
-        try:
-            with self._watched(address, node, Phase.DECODE, 0):
-                answer = await self._cold(address, node, head, timeout_s)
-        except (OSError, WireError) as error:
-            raise hop_failure(error, address, node, timeout_s) from error
-        check_done(answer)
+        await self._ask(address, node, head, Phase.DECODE, timeout_s)
 
     async def move(
         self, address: str, node: NodeId, asked: MoveHeader, *, timeout_s: float
@@ -210,12 +171,7 @@ class PlaneClient:
         """
         path = f"{session_path(asked.session)}/move"
         head = pack_cold(address, "POST", path, pack_move(asked))
-        try:
-            with self._watched(address, node, Phase.PREFILL, 0):
-                answer = await self._cold(address, node, head, timeout_s)
-        except (OSError, WireError) as error:
-            raise hop_failure(error, address, node, timeout_s) from error
-        check_done(answer)
+        await self._ask(address, node, head, Phase.PREFILL, timeout_s)
 
     async def rebuild(
         self, address: str, node: NodeId, asked: Rebuild, *, timeout_s: float
@@ -228,12 +184,7 @@ class PlaneClient:
         """
         path = session_path(asked.session, "/rebuild")
         head = pack_cold(address, "POST", path, pack_rebuild(asked))
-        try:
-            with self._watched(address, node, Phase.PREFILL, 0):
-                answer = await self._cold(address, node, head, timeout_s)
-        except (OSError, WireError) as error:
-            raise hop_failure(error, address, node, timeout_s) from error
-        check_done(answer)
+        await self._ask(address, node, head, Phase.PREFILL, timeout_s)
 
     async def release(
         self,
@@ -253,11 +204,7 @@ class PlaneClient:
         """
         fields = pack_release(Release(session, alone))
         head = pack_cold(address, "DELETE", session_path(session), fields)
-        try:
-            answer = await self._cold(address, node, head, timeout_s)
-        except (OSError, WireError) as error:
-            raise cold_failure(error, address, timeout_s) from error
-        check_released(answer)
+        check_released(await self._cold(address, node, head, timeout_s))
 
     async def attend(self, address: str, owner: OwnerId, *, node: NodeId | None = None) -> None:
         """Show a node that the owner of sessions lives, until the node or the connection ends.
@@ -267,11 +214,7 @@ class PlaneClient:
                 know owners.
         """
         head = pack_cold(address, "POST", f"{OWNERS}{owner}")
-        try:
-            answer = await self._cold(address, node, head, _ATTEND_S)
-        except (OSError, WireError) as error:
-            raise cold_failure(error, address, _ATTEND_S) from error
-        check_done(answer)
+        check_done(await self._cold(address, node, head, _ATTEND_S))
 
     async def get(
         self, address: str, path: str, *, timeout_s: float, node: NodeId | None = None
@@ -281,15 +224,12 @@ class PlaneClient:
         Raises:
             MeshError: UNAVAILABLE or DEADLINE_EXCEEDED.
         """
-        try:
-            answer = await self._cold(address, node, pack_cold(address, "GET", path), timeout_s)
-        except (OSError, WireError) as error:
-            raise cold_failure(error, address, timeout_s) from error
+        answer = await self._cold(address, node, pack_cold(address, "GET", path), timeout_s)
         return answer.head.status, answer.body
 
     async def close(self) -> None:
         """Close idle connections now, and those in use when their request ends."""
-        self._pool.close()
+        self._trips.close()
 
     def _watched(
         self, address: str, node: NodeId, phase: Phase, num_tokens: int
@@ -299,76 +239,24 @@ class PlaneClient:
             return contextlib.nullcontext()
         return late.waiting(address, node, phase, num_tokens)
 
+    async def _ask(
+        self, address: str, node: NodeId, head: bytes, phase: Phase, timeout_s: float
+    ) -> None:
+        """Have a node do what it works on, as long as a chunk of `phase` may take."""
+        try:
+            with self._watched(address, node, phase, 0):
+                answer = await self._trips.cold(address, node, head, timeout_s)
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
+        check_done(answer)
+
     async def _cold(
         self, address: str, node: NodeId | None, head: bytes, timeout_s: float
     ) -> ColdAnswer:
-        """Send a request without a body, which may be repeated, and read its answer."""
-        return await self._exchange(
-            address,
-            node,
-            head,
-            b"",
-            lambda inbox: self._answers.read_cold(inbox, MAX_COLD_BYTES),
-            asyncio.get_running_loop().time() + timeout_s,
-            repeatable=True,
-        )
-
-    async def _exchange(
-        self,
-        address: str,
-        node: NodeId | None,
-        head: bytes,
-        body: Body,
-        read: Callable[[Inbox], Reading[_R]],
-        deadline: float,
-        *,
-        repeatable: bool,
-    ) -> _R:
-        """Send one request and read its answer by `read`; any failure closes the connection."""
-        connection, reused = await self._pool.acquire(address, node, deadline)
-        received = connection.inbox.received
         try:
-            return await self._exchange_on(address, connection, head, body, read)
-        except TimeoutError:
-            raise
-        except OSError:
-            if not (repeatable and reused) or connection.inbox.received != received:
-                raise
-        # The node closed the kept connection, perhaps as this request was under way.
-        connection, _ = await self._pool.acquire(address, node, deadline, fresh=True)
-        return await self._exchange_on(address, connection, head, body, read)
-
-    async def _exchange_on(
-        self,
-        address: str,
-        connection: Connection,
-        head: bytes,
-        body: Body,
-        read: Callable[[Inbox], Reading[_R]],
-    ) -> _R:
-        sending: asyncio.Task[None] | None = None
-        reusable = False
-        try:
-            if len(body) > _SEND_ASIDE_BYTES:
-                sending = asyncio.create_task(connection.send(head, body))
-                sending.add_done_callback(_mark_retrieved)
-            else:
-                # A node that answers early and closes breaks the sending; its answer counts.
-                with contextlib.suppress(OSError):
-                    await connection.send(head, body)
-            received = await connection.run(read(connection.inbox))
-            reusable = received.reusable and (sending is None or sending.done())
-            return received
-        finally:
-            if sending is not None:
-                sending.cancel()
-            self._pool.release(address, connection, reusable=reusable)
-
-
-def _mark_retrieved(sending: asyncio.Task[None]) -> None:
-    """Look at a sending's failure, which the reading side reports."""
-    if not sending.cancelled():
-        sending.exception()
+            return await self._trips.cold(address, node, head, timeout_s)
+        except (OSError, WireError) as error:
+            raise cold_failure(error, address, timeout_s) from error
 
 
 async def _off_loop(num_bytes: int, work: Callable[[], _T]) -> _T:

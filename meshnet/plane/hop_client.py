@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any
 
 import numpy.typing as npt
 
 from meshnet.cache_wire import CacheHeader
-from meshnet.choosers import LinkChoosers
 from meshnet.chunk import Answer
-from meshnet.compression import CompressionPolicies
-from meshnet.credentials import Credentials
 from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import WireError
 from meshnet.grammar import Phase
 from meshnet.operations import Release, Reservation, pack_release, pack_reservation
 from meshnet.patience import Flight
 from meshnet.plane.answers import (
-    AnswerReader,
-    ColdAnswer,
     Received,
     check_done,
     check_released,
@@ -30,8 +23,9 @@ from meshnet.plane.answers import (
     learn,
 )
 from meshnet.plane.caller import Caller
-from meshnet.plane.hop_pool import HopPool
+from meshnet.plane.hop_round_trips import HopRoundTrips
 from meshnet.plane.late import LateAnswers
+from meshnet.plane.links import LinkSettings
 from meshnet.plane.requests import (
     RequestMemo,
     pack_cache_request,
@@ -42,15 +36,9 @@ from meshnet.plane.requests import (
 from meshnet.plane.stream import Stream
 from meshnet.plane.tls import name_node
 from meshnet.topology import NodeId, SessionId
-from meshnet.wire import DEFAULT_LIMITS, ChunkHeader, WireLimits
+from meshnet.wire import ChunkHeader
 
 __all__ = ["HopClient"]
-
-_LISTEN_ASIDE_BYTES: Final = 64 * 1024
-"""While a longer body is sent, an early answer is listened for."""
-_MAX_COLD_BYTES: Final = 64 * 1024
-
-_R = TypeVar("_R", Received, ColdAnswer)
 
 
 class HopClient:
@@ -59,46 +47,23 @@ class HopClient:
     What crosses the plane, and which errors are raised, is as of `PlaneClient`.
 
     Args:
-        policies: decide which bodies are compressed.
-        route_condition: the policies' name for the links that lead to the nodes.
-        limits: on answers, checked before anything is allocated for them.
-        connect_timeout_s: for one attempt to connect.
-        max_connections: to one address at a time; a further request waits its turn.
-        max_idle_connections: to one address, kept for the next request.
-        tls: credentials, where connections are to be encrypted.
+        settings: of the links to the nodes.
         late: asks nodes that are late whether they live; without, only timeouts tell.
 
     Attributes:
         choosers: what is known of the links, by address; may be read from any thread.
-
-    Raises:
-        ValueError: the policies know no such `route_condition`.
     """
 
     def __init__(
-        self,
-        *,
-        policies: CompressionPolicies,
-        route_condition: str = "lan",
-        limits: WireLimits = DEFAULT_LIMITS,
-        connect_timeout_s: float = 5.0,
-        max_connections: int = 256,
-        max_idle_connections: int = 32,
-        tls: Credentials | None = None,
-        late: LateAnswers | None = None,
+        self, settings: LinkSettings | None = None, late: LateAnswers | None = None
     ) -> None:
-        for phase in Phase:
-            policies.for_condition(route_condition, phase.value)
-        self.choosers = LinkChoosers(policies, route_condition, lock=threading.Lock())
+        settings = settings or LinkSettings()
+        self.choosers = settings.choosers()
         self._late = late
-        self._answers = AnswerReader(limits)
         self._requests = RequestMemo()
-        self._pool = HopPool(
-            connect_timeout_s=connect_timeout_s,
-            max_open=max_connections,
-            max_idle=max_idle_connections,
-            tls=tls,
-        )
+        self._trips = HopRoundTrips(settings)
+        self._answers = self._trips.answers
+        self._exchange = self._trips.exchange
 
     def forward(
         self,
@@ -177,15 +142,7 @@ class HopClient:
             CallerGoneError: `caller` left.
         """
         head = pack_cold(address, "PUT", session_path(asked.session), pack_reservation(asked))
-        flight = self._begin(address, node, Phase.DECODE, 0, caller)
-        answer = None
-        try:
-            answer = self._cold(address, node, head, timeout_s, caller)
-        except (OSError, WireError) as error:
-            raise hop_failure(error, address, node, timeout_s) from error
-        finally:
-            self._end(flight, answered=answer is not None)
-        check_done(answer)
+        self._ask(address, node, head, Phase.DECODE, timeout_s, caller)
 
     def send_cache(
         self,
@@ -214,15 +171,7 @@ class HopClient:
         """
         caller = caller or Caller()
         head = pack_cache_request(address, header)
-        flight = self._begin(address, node, Phase.PREFILL, 0, caller)
-        answer = None
-        try:
-            answer = self._cold(address, node, head, timeout_s, caller, views)
-        except (OSError, WireError) as error:
-            raise hop_failure(error, address, node, timeout_s) from error
-        finally:
-            self._end(flight, answered=answer is not None)
-        check_done(answer)
+        self._ask(address, node, head, Phase.PREFILL, timeout_s, caller, views)
 
     def release(
         self,
@@ -243,18 +192,39 @@ class HopClient:
         fields = pack_release(Release(session, alone))
         head = pack_cold(address, "DELETE", session_path(session), fields)
         try:
-            answer = self._cold(address, node, head, timeout_s, None)
+            answer = self._trips.cold(address, node, head, timeout_s)
         except (OSError, WireError) as error:
             raise cold_failure(error, address, timeout_s) from error
         check_released(answer)
 
     def prune(self) -> None:
         """Close kept connections that rested for long or that their node has closed."""
-        self._pool.prune()
+        self._trips.prune()
 
     def close(self) -> None:
         """Close idle connections now, and those in use when their request ends."""
-        self._pool.close()
+        self._trips.close()
+
+    def _ask(
+        self,
+        address: str,
+        node: NodeId,
+        head: bytes,
+        phase: Phase,
+        timeout_s: float,
+        caller: Caller | None,
+        body: Body | list[memoryview] = b"",
+    ) -> None:
+        """Have a node do what it works on, as long as a chunk of `phase` may take."""
+        flight = self._begin(address, node, phase, 0, caller)
+        answer = None
+        try:
+            answer = self._trips.cold(address, node, head, timeout_s, caller, body)
+        except (OSError, WireError) as error:
+            raise hop_failure(error, address, node, timeout_s) from error
+        finally:
+            self._end(flight, answered=answer is not None)
+        check_done(answer)
 
     def _begin(
         self, address: str, node: NodeId, phase: Phase, num_tokens: int, caller: Caller | None
@@ -267,78 +237,6 @@ class HopClient:
         if self._late is not None and flight is not None:
             self._late.end(flight, answered=answered)
 
-    def _cold(
-        self,
-        address: str,
-        node: NodeId | None,
-        head: bytes,
-        timeout_s: float,
-        caller: Caller | None,
-        body: Body | list[memoryview] = b"",
-    ) -> ColdAnswer:
-        """Send a request that may be repeated, and read its answer."""
-        return self._exchange(
-            address,
-            node,
-            head,
-            body,
-            lambda stream: stream.run(self._answers.read_cold(stream.inbox, _MAX_COLD_BYTES)),
-            monotonic() + timeout_s,
-            repeatable=True,
-            caller=caller,
-        )
-
-    def _exchange(
-        self,
-        address: str,
-        node: NodeId | None,
-        head: bytes,
-        body: Body | list[memoryview],
-        read: Callable[[Stream], _R],
-        deadline: float,
-        *,
-        repeatable: bool,
-        caller: Caller | None,
-    ) -> _R:
-        """Send one request and read its answer by `read`; any failure closes the connection."""
-        stream, reused = self._pool.acquire(address, node, deadline)
-        received = stream.inbox.received
-        try:
-            return self._exchange_on(address, stream, head, body, read, caller)
-        except TimeoutError:
-            raise
-        except OSError:
-            if not (repeatable and reused) or stream.inbox.received != received:
-                raise
-        # The node closed the kept connection, perhaps as this request was under way.
-        stream, _ = self._pool.acquire(address, node, deadline, fresh=True)
-        return self._exchange_on(address, stream, head, body, read, caller)
-
-    def _exchange_on(
-        self,
-        address: str,
-        stream: Stream,
-        head: bytes,
-        body: Body | list[memoryview],
-        read: Callable[[Stream], _R],
-        caller: Caller | None,
-    ) -> _R:
-        reusable = False
-        try:
-            if caller is None:
-                sent, received = _send(stream, head, body), read(stream)
-            else:
-                with caller.waking(stream.abort):
-                    sent, received = _send(stream, head, body), read(stream)
-            reusable = received.reusable and sent
-            return received
-        except OSError:
-            if caller is not None:
-                caller.check()
-            raise
-        finally:
-            self._pool.release(address, stream, reusable=reusable)
-
     def _read_answer(self, stream: Stream, asked: ChunkHeader) -> Received:
         if not stream.inbox.buffered:
             stream.receive()
@@ -348,18 +246,3 @@ class HopClient:
         if received.body is not None:
             stream.expect(received.head_bytes, len(received.body))
         return received
-
-
-def _send(stream: Stream, head: bytes, body: Body | list[memoryview]) -> bool:
-    """Send a request; False where the node answers early, or closes: its answer counts."""
-    try:
-        if isinstance(body, list):
-            return stream.send_unless_answered(head, *body)
-        if len(body) > _LISTEN_ASIDE_BYTES:
-            return stream.send_unless_answered(head, body)
-        stream.send(head, body)
-    except TimeoutError:
-        raise
-    except OSError:
-        return False
-    return True

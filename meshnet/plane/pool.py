@@ -10,6 +10,7 @@ from functools import partial
 from meshnet.credentials import Credentials
 from meshnet.plane.connection import Connection
 from meshnet.plane.dial import no_host_name, split_host_port
+from meshnet.plane.links import LinkSettings
 from meshnet.plane.tls import WrongNodeError, check_node
 from meshnet.topology import NodeId
 
@@ -31,24 +32,14 @@ class ConnectionPool:
     """Keep-alive connections per address; the one used last is taken first.
 
     Args:
-        connect_timeout_s: for one attempt to connect, over all the addresses of a name.
-        max_open: connections to one address at a time; a further request waits its turn.
-        max_idle: connections to one address kept while idle.
-        tls: credentials, where connections are to be encrypted.
+        settings: of the client that uses it.
     """
 
-    def __init__(
-        self,
-        *,
-        connect_timeout_s: float,
-        max_open: int,
-        max_idle: int,
-        tls: Credentials | None = None,
-    ) -> None:
-        self._tls = tls
-        self._connect_timeout_s = connect_timeout_s
-        self._max_open = max_open
-        self._max_idle = max_idle
+    def __init__(self, settings: LinkSettings) -> None:
+        self._tls = settings.tls
+        self._connect_timeout_s = settings.connect_timeout_s
+        self._max_open = settings.max_connections
+        self._max_idle = settings.max_idle_connections
         self._lanes: dict[str, _Lane] = {}
         self._closed = False
 

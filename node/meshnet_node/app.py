@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import ml_dtypes
@@ -30,6 +30,7 @@ from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
 from meshnet.plane.late import LateAnswers, ask_health
+from meshnet.plane.links import LinkSettings
 from meshnet.plane.server import PlaneLimits, PlaneServer
 from meshnet.topology import NodeId
 from meshnet_node.backend import LoadedWeights, ShardBackend, ShardSpec
@@ -123,9 +124,10 @@ class Node:
         self._open_backend = open_backend
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
         # On a connection that was kept, a question could be lost where its chunk was.
-        self._asker = PlaneClient(policies=policies, tls=settings.tls, max_idle_connections=0)
+        links = LinkSettings(policies, tls=settings.tls)
+        self._asker = PlaneClient(replace(links, max_idle_connections=0))
         self._late = LateAnswers(self._ask)
-        self._client = HopClient(policies=policies, tls=settings.tls, late=self._late)
+        self._client = HopClient(links, self._late)
         self._journals = Journals(settings.journals)
         self._server = PlaneServer(self, policies=policies, tls=settings.tls, limits=settings.plane)
         self._scheduler: Scheduler | None = None

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from meshnet.compression import CompressionPolicies
 from meshnet.control.client import ControlClient
 from meshnet.control.validate import endpoint_address, endpoint_is_tls
 from meshnet.credentials import Credentials
 from meshnet.errors import MeshError
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
 from meshnet.v1 import types_pb2
@@ -79,9 +79,7 @@ class Neighbours:
         self._bandwidths = bandwidths
         self._clock = clock
         self._is_tls = tls is not None
-        self._client = PlaneClient(
-            policies=CompressionPolicies(), connect_timeout_s=_TIMEOUT_S, tls=tls
-        )
+        self._client = PlaneClient(LinkSettings(connect_timeout_s=_TIMEOUT_S, tls=tls))
         self._found: list[Neighbour] = []
         self._listed_at: float | None = None
         self._rtts_s: dict[Neighbour, deque[float]] = {}

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from meshnet.compression import CompressionPolicies
 from meshnet.credentials import Credentials
 from meshnet.grants import Grant, GrantKey, key_id_of, sign
 from meshnet.identity import Role
 from meshnet.operations import OwnerId
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import LayerRange, NodeId
 from meshnet.wire import ChunkHeader, pack_chunk
 from tests.adversary.mesh import BOUND_S, Granted, Mesh, ReplicaKey, Said, reason_of
@@ -359,8 +359,8 @@ async def test_sessions_do_not_end_with_somebody_who_poses_as_their_owner(
     mesh: Mesh, scene: Scene
 ) -> None:
     own = mesh.joined("beta")
-    front = PlaneClient(policies=CompressionPolicies(), tls=mesh.certified(Role.GATEWAY, "front"))
-    false = PlaneClient(policies=CompressionPolicies(), tls=own)
+    front = PlaneClient(LinkSettings(tls=mesh.certified(Role.GATEWAY, "front")))
+    false = PlaneClient(LinkSettings(tls=own))
     address, alpha = mesh.nodes["alpha"], NodeId("alpha")
     here = asyncio.create_task(front.attend(address, scene.owner, node=alpha))
     await fill(mesh, mesh.certified(Role.GATEWAY, "front"), scene.granted)

@@ -15,7 +15,6 @@ from meshnet.cache_wire import MoveHeader
 from meshnet.cli.bench.measure import Block, interleave
 from meshnet.cli.bench.report import Report, Run, Table
 from meshnet.cli.processes import Children
-from meshnet.compression import CompressionPolicies
 from meshnet.grammar import Phase, Want
 from meshnet.model_dir import read_model_dir
 from meshnet.plane.client import PlaneClient
@@ -60,7 +59,7 @@ async def run(options: Run) -> Report:
                 )
                 ready = await node.event("ready")
                 hops.append(Hop(NodeId(name), ready["address"], layers))
-            client = PlaneClient(policies=CompressionPolicies())
+            client = PlaneClient()
             for tokens in QUICK_SIZES if options.quick else SIZES:
                 pair = Pair(client, hops, shape.hidden_size, tokens)
                 table.data.append(await pair.measure(options.rounds(5)))

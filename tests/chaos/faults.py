@@ -12,7 +12,6 @@ from contextlib import suppress
 import ml_dtypes
 import numpy as np
 
-from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import MeshError
 from meshnet.grammar import Want
@@ -126,7 +125,7 @@ async def _split(mesh: Mesh, node: MeshNode, fault: Fault) -> None:
 async def _full(mesh: Mesh, node: MeshNode, fault: Fault) -> None:
     """Take all of the cache that is free on every node of the stage, by sessions of our own."""
     nodes = mesh.of_stage(node.stage)
-    client = PlaneClient(policies=CompressionPolicies())
+    client = PlaneClient()
     taken = await asyncio.gather(*(_take_cache(mesh, client, each) for each in nodes))
     try:
         await asyncio.sleep(fault.for_s)

@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import INT32
 from meshnet.errors import Code, MeshError, NextHopError
 from meshnet.grammar import Phase, Want
@@ -126,7 +125,7 @@ class _Soaker:
     def __init__(self, mesh: Mesh, report: SoakReport) -> None:
         self.mesh = mesh
         self.report = report
-        self.plane = PlaneClient(policies=CompressionPolicies())
+        self.plane = PlaneClient()
         nodes = sorted(mesh.nodes.values(), key=lambda node: node.stage)
         self._hops = tuple(
             Hop(NodeId(node.id), node.address, layers)

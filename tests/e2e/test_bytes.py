@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from meshnet.compression import CompressionPolicies
 from meshnet.grammar import Want
 from meshnet.model_dir import read_model_dir
 from meshnet.plane.client import PlaneClient
@@ -20,7 +19,7 @@ HEAD_LIMIT = 1024
 
 async def test_a_decode_step_moves_one_hidden_state_a_boundary_in_one_request(smollm2):
     hidden = read_model_dir(smollm2).hidden_size
-    client = PlaneClient(policies=CompressionPolicies())
+    client = PlaneClient()
     async with AsyncExitStack() as stack:
         route = await stack.enter_async_context(node_processes(smollm2, shards_of(smollm2, 3)))
         counts = [await stack.enter_async_context(counting_proxy(hop.address)) for hop in route]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from meshnet.compression import CompressionPolicies
 from meshnet.grammar import Want
 from meshnet.plane.client import PlaneClient
 from meshnet_gateway.cutting import join_answers
@@ -47,7 +46,7 @@ async def test_one_shot_and_chunks_give_the_same_tokens(smollm2):
     """
     whole = load_whole(smollm2, torch.float32)
     prompt = ModelText.load(smollm2).encode(PROMPTS[-1])
-    client = PlaneClient(policies=CompressionPolicies())
+    client = PlaneClient()
     async with node_processes(smollm2, shards_of(smollm2, 3), dtype="float32") as route:
         for length in LENGTHS:
             one = await run(client, route, prompt[:length], ONE_SHOT, whole)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from meshnet.compression import CompressionPolicies
 from meshnet.grammar import Want
 from meshnet.plane.client import PlaneClient
 from meshnet_gateway.model_text import ModelText
@@ -53,7 +52,7 @@ async def generate_on_mesh(client: PlaneClient, route, prompt: list[int]) -> Gre
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 5])
 async def test_bfloat16_logits_are_those_of_one_process(smollm2, prompts, references, num_nodes):
-    client = PlaneClient(policies=CompressionPolicies())
+    client = PlaneClient()
     async with node_processes(smollm2, shards_of(smollm2, num_nodes)) as route:
         results = await asyncio.gather(
             *(generate_on_mesh(client, route, prompt) for prompt in prompts)
@@ -73,7 +72,7 @@ async def test_float32_differs_by_the_wire_rounding_alone(smollm2, prompts):
     reference = generate(whole, prompt, num_tokens)
     steps = [prompt, *([token] for token in reference.tokens[:-1])]
     expected = last_logits(whole, steps)
-    client = PlaneClient(policies=CompressionPolicies())
+    client = PlaneClient()
     async with node_processes(smollm2, shards_of(smollm2, 3), dtype="float32") as route:
         pipeline = RoutePipeline(client, route, PipelineSettings())
         got = [(await pipeline.step(ids, LOGITS)).logits for ids in steps]

@@ -140,7 +140,7 @@ async def pool(model, client) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[PlaneClient]:
-    plane = PlaneClient(policies=CompressionPolicies())
+    plane = PlaneClient()
     yield plane
     await plane.close()
 

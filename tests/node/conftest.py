@@ -50,6 +50,6 @@ async def start_node() -> AsyncIterator[StartNode]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[PlaneClient]:
-    plane = PlaneClient(policies=CompressionPolicies())
+    plane = PlaneClient()
     yield plane
     await plane.close()

@@ -90,7 +90,7 @@ class Nodes:
             self._run(node.load())
             self.nodes.append(node)
         self.route: Route = tuple(hops)
-        self.client = HopClient(policies=CompressionPolicies())
+        self.client = HopClient()
 
     def close(self) -> None:
         self.client.close()

@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshnet.compression import CompressionPolicies
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Want
 from meshnet.operations import OwnerId, Reservation
@@ -32,7 +31,7 @@ class PlaneCaller:
     """Somebody else's gateway: drives one session, and may show that it lives."""
 
     def __init__(self, hops) -> None:
-        self.client = PlaneClient(policies=CompressionPolicies())
+        self.client = PlaneClient()
         self.hops = hops
         self.owner = new_owner()
         self.session = SessionId(str(uuid.uuid4()))
@@ -170,7 +169,7 @@ async def test_an_owner_that_comes_back_at_once_keeps_its_sessions(mesh):
         left = [node._owners for node in nodes]
         await caller.vanish()
         await until(lambda: not any(owners._here for owners in left))
-        caller.client = PlaneClient(policies=CompressionPolicies())
+        caller.client = PlaneClient()
         caller.show_itself()
         await attended(nodes)
         await until(lambda: not any(owners._leaving for owners in left))
@@ -184,7 +183,7 @@ async def test_a_caller_that_owns_nothing_may_come_and_go(mesh):
     async with calling(hops) as caller:
         await caller.send(0, 8)
         await caller.client.close()
-        caller.client = PlaneClient(policies=CompressionPolicies())
+        caller.client = PlaneClient()
         await caller.send(8, 1)
     assert [number for number, _ in held(nodes)] == [1, 1]
 

@@ -248,7 +248,7 @@ async def test_a_repeated_move_replaces_what_came_first(start):
     await compute(here, session, 0, ids(40))
     cache = here.stage.sessions._sessions[session].cache
     header = CacheHeader(session, LayerRange(0, 5), 40, here.stage.backend.kv, 60, "d1")
-    client = HopClient(policies=CompressionPolicies())
+    client = HopClient()
     for _ in range(2):
         views = cache.view_kv(header.layers, 40)
         await asyncio.to_thread(

@@ -8,13 +8,13 @@ import random
 import pytest
 
 from meshnet.cache_wire import CacheHeader, MoveHeader, pack_cache
-from meshnet.compression import CompressionPolicies
 from meshnet.errors import CacheFullError, Code, MeshError, NextHopError, WireError
 from meshnet.kv import KvLayout, LayerKv
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.handler import PlaneLimits
 from meshnet.plane.hop_client import HopClient
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import Hop, LayerRange, NodeId
 from tests.plane.certificates import make_authority
 from tests.plane.doubles import (
@@ -49,7 +49,7 @@ def cut(body: bytes, *lengths: int) -> list[memoryview]:
 
 
 async def send(place, header, views, *, client=None, caller=None, timeout_s=BOUND_S) -> None:
-    made = client or HopClient(policies=CompressionPolicies())
+    made = client or HopClient()
     address = f"{place[0]}:{place[1]}"
     try:
         await asyncio.to_thread(
@@ -69,9 +69,7 @@ async def test_a_cache_arrives_bit_for_bit_from_many_views(secure, tokens, lengt
     handler, header = EchoHandler(), cache_header(tokens)
     body = random.Random(tokens).randbytes(header.num_bytes)
     authority = make_authority(tmp_path) if secure else None
-    client = HopClient(
-        policies=CompressionPolicies(), tls=authority.client() if authority else None
-    )
+    client = HopClient(LinkSettings(tls=authority.client() if authority else None))
     async with serving(handler, tls=authority.server() if authority else None) as place:
         await send(place, header, cut(body, *lengths), client=client)
     (arrived,) = handler.caches
@@ -209,7 +207,7 @@ async def test_a_move_reaches_the_handler_and_its_refusal_comes_back():
             if len(self.moves) > 1:
                 raise WireError("X-Meshnet-Route: not mine", field="X-Meshnet-Route")
 
-    handler, client = Refusing(), PlaneClient(policies=CompressionPolicies())
+    handler, client = Refusing(), PlaneClient()
     asked = MoveHeader(new_session(), (HOP,), 7)
     async with serving(handler) as (host, port):
         await client.move(f"{host}:{port}", ALPHA, asked, timeout_s=BOUND_S)

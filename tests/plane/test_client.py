@@ -27,6 +27,7 @@ from meshnet.errors import (
 )
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.links import LinkSettings
 from meshnet.plane.server import PlaneServer
 from meshnet.topology import NodeId
 from meshnet.wire import ChunkHeader, WireLimits
@@ -63,7 +64,8 @@ def client_kind(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def new_client(policies: CompressionPolicies | None = None, **arguments: Any) -> Client:
-    client: Client = _chosen[-1](policies=policies or CompressionPolicies(), **arguments)
+    settings = LinkSettings(policies or CompressionPolicies(), **arguments)
+    client: Client = _chosen[-1](settings)
     return client
 
 
@@ -204,7 +206,7 @@ async def test_errors_cross_the_plane(error: MeshError) -> None:
 
 async def test_cold_get_and_release() -> None:
     handler, session = EchoHandler(), new_session()
-    client = PlaneClient(policies=CompressionPolicies())
+    client = PlaneClient()
     async with serving(handler) as (host, port):
         address = f"{host}:{port}"
         assert await client.get(address, "/healthz", timeout_s=BOUND_S) == (200, b"well\n")
@@ -224,7 +226,7 @@ async def test_an_address_that_is_none_is_a_failed_hop(address: str) -> None:
     client = new_client()
     with pytest.raises(NextHopError, match="address"):
         await forward_p16(client, address)
-    assert not client._pool._lanes
+    assert not client._trips._pool._lanes
 
 
 def test_an_unknown_route_condition_is_refused_at_once() -> None:

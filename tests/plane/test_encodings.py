@@ -17,6 +17,7 @@ from meshnet.grammar import Phase
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
+from meshnet.plane.links import LinkSettings
 from meshnet.plane.metrics import encoding_metrics
 from meshnet.timing import HopTiming, format_timing
 from meshnet.topology import NodeId
@@ -42,7 +43,7 @@ def fixed(encoding: str) -> CompressionPolicies:
 async def test_bf16p_is_sent_once_the_node_has_said_that_it_reads_it(
     client_type: type[PlaneClient], encoding: str, encodings: list[str | None]
 ) -> None:
-    handler, client = EchoHandler(), client_type(policies=fixed(encoding))
+    handler, client = EchoHandler(), client_type(LinkSettings(fixed(encoding)))
     async with serving(handler) as (host, port):
         for _ in encodings:
             header = chunk_header(*TENSOR.shape, phase=Phase.PREFILL, accept_encoding=(encoding,))
@@ -69,7 +70,7 @@ async def test_what_a_node_refuses_is_not_sent_again(client_type: type[PlaneClie
                 raise WireError("X-Meshnet-Encoding: not read", field="X-Meshnet-Encoding")
             return answer_to(chunk, None)
 
-    handler, client = Choosy(), client_type(policies=fixed("zstd"))
+    handler, client = Choosy(), client_type(LinkSettings(fixed("zstd")))
     async with serving(handler) as (host, port):
         address = f"{host}:{port}"
         header = chunk_header(*TENSOR.shape, phase=Phase.PREFILL)
@@ -94,7 +95,7 @@ async def test_a_session_that_goes_on_keeps_what_the_node_reads(*, tensor: bool)
             timing = HopTiming(ALPHA, 0.0, 0.0, 0.0, 0.0, float(len(self.chunks)), 1, 1)
             return Answer(answer.header.timed(format_timing(timing)), answer.tensor)
 
-    client = PlaneClient(policies=CompressionPolicies())
+    client = PlaneClient()
     header = chunk_header(1, 1, 8)
     async with serving(Timed()) as (host, port):
         answers = [
@@ -109,7 +110,7 @@ async def test_a_session_that_goes_on_keeps_what_the_node_reads(*, tensor: bool)
 
 
 async def test_threads_share_what_is_known_of_a_link() -> None:
-    handler, client = EchoHandler(), HopClient(policies=CompressionPolicies())
+    handler, client = EchoHandler(), HopClient()
     num_threads, num_each = 8, 6
 
     def send(address: str) -> None:
@@ -136,7 +137,7 @@ async def test_threads_share_what_is_known_of_a_link() -> None:
 
 
 async def test_decisions_are_metrics() -> None:
-    client = HopClient(policies=fixed("bf16p"))
+    client = HopClient(LinkSettings(fixed("bf16p")))
     async with serving(EchoHandler()) as (host, port):
         for _ in range(3):
             header = chunk_header(*TENSOR.shape, phase=Phase.PREFILL)

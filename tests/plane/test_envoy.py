@@ -18,6 +18,7 @@ import pytest
 from meshnet.compression import CompressionPolicies, CompressionPolicy
 from meshnet.errors import Code, MeshError, PositionError
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import NodeId
 from tests.plane.doubles import (
     BOUND_S,
@@ -138,7 +139,7 @@ class Failing(EchoHandler):
 async def test_chunks_answers_and_errors_pass_envoy(tmp_path: Path, client_class: Any) -> None:
     handler = Failing()
     async with serving(handler) as place, envoy_before(place, tmp_path) as address:
-        client = client_class(policies=RAW)
+        client = client_class(LinkSettings(RAW))
         for shape in ((1, 1, 576), (1, 1, 16384), (1, 128, 16384), (1, 1, 16384)):
             bits = np.random.default_rng(7).integers(0, 1 << 16, shape, np.uint16)
             tensor = bits.view(ml_dtypes.bfloat16)
@@ -175,7 +176,7 @@ async def test_a_node_that_is_gone_is_envoys_error(tmp_path: Path) -> None:
     async with serving(EchoHandler()) as place:
         pass
     async with envoy_before(place, tmp_path) as address:
-        client = PlaneClient(policies=RAW)
+        client = PlaneClient(LinkSettings(RAW))
         with pytest.raises(MeshError) as caught:
             await client.forward(address, ALPHA, chunk_header(), tensor_of(P16), timeout_s=BOUND_S)
         assert caught.value.code is Code.UNAVAILABLE

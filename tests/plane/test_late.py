@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from meshnet.compression import CompressionPolicies
 from meshnet.errors import NextHopError
 from meshnet.operations import Rebuild, Reservation
 from meshnet.patience import PatienceLimits
@@ -33,7 +32,7 @@ class Questions:
     """Asks as a node does, and counts."""
 
     def __init__(self) -> None:
-        self.client = PlaneClient(policies=CompressionPolicies())
+        self.client = PlaneClient()
         self.asked = 0
         self.answered = asyncio.Event()
 
@@ -68,7 +67,7 @@ class Threads:
     """A node's client, on threads."""
 
     def __init__(self, late: LateAnswers) -> None:
-        self.client = HopClient(policies=CompressionPolicies(), late=late)
+        self.client = HopClient(late=late)
         self.caller = Caller()
 
     async def forward(self, address: str):
@@ -100,7 +99,7 @@ class Tasks:
     """A gateway's client, on the event loop."""
 
     def __init__(self, late: LateAnswers) -> None:
-        self.client = PlaneClient(policies=CompressionPolicies(), late=late)
+        self.client = PlaneClient(late=late)
 
     async def forward(self, address: str):
         return await self.client.forward(

@@ -18,6 +18,7 @@ from meshnet.identity import Identity, Role
 from meshnet.operations import OwnerId, Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import LayerRange, NodeId
 from tests.control.secured import make_credentials, write_credentials
 from tests.plane.certificates import make_authority
@@ -174,11 +175,11 @@ async def test_who_has_no_certificate_of_the_mesh_does_not_get_in(
     own = mesh.give(Role.NODE, "alpha")
     async with serving(EchoHandler(), tls=own) as (host, port):
         for credentials in (other.give(Role.GATEWAY, "gate"), None):
-            client = client_class(policies=RAW, tls=credentials)
+            client = client_class(LinkSettings(RAW, tls=credentials))
             with pytest.raises(NextHopError):
                 await forward(client, f"{host}:{port}", ALPHA)
             await client.close()
-        client = client_class(policies=RAW, tls=mesh.give(Role.GATEWAY, "gate"))
+        client = client_class(LinkSettings(RAW, tls=mesh.give(Role.GATEWAY, "gate")))
         await forward(client, f"{host}:{port}", ALPHA)
         await client.close()
 
@@ -206,7 +207,7 @@ async def test_a_client_sends_nothing_to_another_node_than_the_one_named(
     mesh: Mesh, kind: str, kept: bool
 ) -> None:
     handler = Counting()
-    client = PlaneClient(policies=RAW, tls=mesh.give(Role.GATEWAY, "gate"))
+    client = PlaneClient(LinkSettings(RAW, tls=mesh.give(Role.GATEWAY, "gate")))
     async with serving(handler, tls=mesh.give(Role.NODE, "alpha")) as (host, port):
         address = f"{host}:{port}"
         if kept:
@@ -224,7 +225,7 @@ async def test_who_is_no_node_gets_no_chunk(
     mesh: Mesh, client_class: type[Any], role: Role | None
 ) -> None:
     handler = Counting()
-    client = client_class(policies=RAW, tls=mesh.give(Role.GATEWAY, "gate"))
+    client = client_class(LinkSettings(RAW, tls=mesh.give(Role.GATEWAY, "gate")))
     server = mesh.give_unnamed() if role is None else mesh.give(role, "alpha")
     async with serving(handler, tls=server) as (host, port):
         with pytest.raises(NextHopError, match=r"node alpha at .*: expected .*node/alpha, found"):
@@ -239,7 +240,7 @@ async def test_no_request_is_lost_while_credentials_are_renewed(
 ) -> None:
     """Each end gets new certificates under load, by new authorities too, again and again."""
     node, gateway = mesh.give(Role.NODE, "alpha"), mesh.give(Role.GATEWAY, "gate")
-    client = client_class(policies=RAW, tls=gateway)
+    client = client_class(LinkSettings(RAW, tls=gateway))
     handler = Counting()
     renewed = asyncio.Event()
 
@@ -293,7 +294,7 @@ async def test_a_client_with_new_credentials_connects_anew(
             callers.append(caller.identity)
             return super().forward(chunk, caller)
 
-    client = client_class(policies=RAW, tls=gateway)
+    client = client_class(LinkSettings(RAW, tls=gateway))
     async with serving(Noting(), tls=node) as (host, port):
         await forward(client, f"{host}:{port}", ALPHA)
         write_credentials(mesh.authority, Identity(Role.NODE, "beta"), mesh.folder / "gate")

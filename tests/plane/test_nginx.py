@@ -15,6 +15,7 @@ from meshnet.compression import CompressionPolicies, CompressionPolicy
 from meshnet.errors import CacheFullError, MeshError, PositionError
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.handler import PlaneLimits
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import NodeId
 from tests.nginx import nginx_before
 from tests.plane.certificates import make_authority
@@ -70,7 +71,7 @@ async def test_chunks_and_answers_pass_nginx_over_one_kept_connection(
         serving(handler, limits=limits) as (host, port),
         nginx_before(f"{host}:{port}", tmp_path) as address,
     ):
-        client = client_class(policies=RAW)
+        client = client_class(LinkSettings(RAW))
         for shape in ((1, 1, 576), (1, 1, 16384), (1, 512, 16384), (1, 1, 16384)):
             bits = np.random.default_rng(7).integers(0, 1 << 16, shape, np.uint16)
             tensor = bits.view(ml_dtypes.bfloat16)
@@ -91,7 +92,7 @@ async def test_errors_pass_nginx_with_their_problem(
         serving(Refusing()) as (host, port),
         nginx_before(f"{host}:{port}", tmp_path) as address,
     ):
-        client = client_class(policies=RAW)
+        client = client_class(LinkSettings(RAW))
         with pytest.raises(PositionError) as gap:
             await client.forward(
                 address, ALPHA, chunk_header(position=9), tensor_of(P16), timeout_s=BOUND_S
@@ -141,7 +142,7 @@ async def test_nginx_may_end_tls_before_a_plain_node(
         serving(EchoHandler()) as (host, port),
         nginx_before(f"{host}:{port}", tmp_path, tls=authority) as address,
     ):
-        client = client_class(policies=RAW, tls=authority.client())
+        client = client_class(LinkSettings(RAW, tls=authority.client()))
         for _ in range(2):
             answer = await client.forward(
                 address, ALPHA, chunk_header(*shape), tensor, timeout_s=6 * BOUND_S
@@ -154,7 +155,7 @@ async def test_a_node_that_is_gone_is_nginx_error(tmp_path: Path, client_class: 
     async with serving(EchoHandler()) as (host, port):
         pass
     async with nginx_before(f"{host}:{port}", tmp_path) as address:
-        client = client_class(policies=RAW)
+        client = client_class(LinkSettings(RAW))
         with pytest.raises(MeshError) as caught:
             await client.forward(address, ALPHA, chunk_header(), tensor_of(P16), timeout_s=BOUND_S)
         assert caught.value.code.http_status == 502
@@ -167,7 +168,7 @@ async def test_a_caller_that_leaves_nginx_ends_its_request(tmp_path: Path) -> No
         serving(handler) as (host, port),
         nginx_before(f"{host}:{port}", tmp_path) as address,
     ):
-        client = PlaneClient(policies=RAW)
+        client = PlaneClient(LinkSettings(RAW))
         asked = asyncio.create_task(
             client.forward(address, ALPHA, chunk_header(), tensor_of(P16), timeout_s=BOUND_S)
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from meshnet.compression import CompressionPolicies
 from meshnet.errors import CacheFullError, Code, MeshError, NextHopError
 from meshnet.operations import OwnerId, Reservation
 from meshnet.plane.client import PlaneClient
@@ -27,7 +26,7 @@ HOP = Hop(NodeId("beta"), "10.0.0.2:7080", LayerRange(3, 4))
 
 @pytest.fixture(params=[PlaneClient, ThreadedClient], ids=["asyncio", "threads"])
 async def client(request):
-    made = request.param(policies=CompressionPolicies())
+    made = request.param()
     yield made
     await made.close()
 
@@ -45,7 +44,7 @@ async def test_an_owner_is_named_in_a_reservation_and_attends_on_a_path_of_its_o
     handler = EchoHandler()
     owner = OwnerId(new_session())
     asked = Reservation(new_session(), 300, owner=owner)
-    client = PlaneClient(policies=CompressionPolicies())
+    client = PlaneClient()
     async with serving(handler) as place, calling(place) as caller:
         address = "{}:{}".format(*place)
         await client.reserve(address, ALPHA, asked, timeout_s=5.0)

@@ -17,6 +17,7 @@ from meshnet.errors import NextHopError, PositionError, WireError
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.handler import PlaneLimits
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import NodeId
 from tests.plane.certificates import Authority, make_authority
 from tests.plane.doubles import (
@@ -54,7 +55,7 @@ async def test_bodies_of_any_size_go_and_come(
     authority: Authority, client_class: type[Any]
 ) -> None:
     handler = EchoHandler()
-    client = client_class(policies=RAW, tls=authority.client())
+    client = client_class(LinkSettings(RAW, tls=authority.client()))
     random = np.random.default_rng(7)
     async with serving(handler, tls=authority.server()) as (host, port):
         for shape in ((1, 1, 8), (1, 1, 16384), (1, 128, 16384), (1, 1, 576), (1, 256, 16384)):
@@ -73,7 +74,7 @@ async def test_bodies_of_any_size_go_and_come(
 async def test_errors_cross_and_the_connection_is_kept(
     authority: Authority, client_class: type[Any]
 ) -> None:
-    client = client_class(policies=RAW, tls=authority.client())
+    client = client_class(LinkSettings(RAW, tls=authority.client()))
     limits = PlaneLimits(max_connections=1)
     async with serving(EchoHandler(), tls=authority.server(), limits=limits) as (host, port):
         header = chunk_header(traceparent="not-one")
@@ -95,7 +96,7 @@ async def test_who_is_not_known_is_refused_and_the_server_lives_on(
     tls = authority.server(ask_callers=ask_callers)
     async with serving(EchoHandler(), tls=tls) as (host, port):
         for context, good in ((strange, False), (own, True)):
-            client = client_class(policies=RAW, tls=context)
+            client = client_class(LinkSettings(RAW, tls=context))
             request = client.forward(
                 f"{host}:{port}", ALPHA, chunk_header(), tensor_of(P16), timeout_s=BOUND_S
             )
@@ -123,7 +124,7 @@ async def test_a_caller_without_tls_is_told_and_the_server_lives_on(
     tensor = tensor_of(P16 * (num_tokens * 1024), *shape)
     async with serving(EchoHandler(), tls=authority.server()) as (host, port):
         for context in (None, authority.client()):
-            client = client_class(policies=RAW, tls=context)
+            client = client_class(LinkSettings(RAW, tls=context))
             request = client.forward(
                 f"{host}:{port}", ALPHA, chunk_header(*shape), tensor, timeout_s=BOUND_S
             )
@@ -141,7 +142,7 @@ async def test_a_caller_with_tls_is_told_that_the_server_has_none(
     async with serving(EchoHandler()) as (host, port):
         said = f"node alpha at {host}:{port}: .*--tls-cert"
         for context in (authority.client(), None):
-            client = client_class(policies=RAW, tls=context)
+            client = client_class(LinkSettings(RAW, tls=context))
             request = client.forward(
                 f"{host}:{port}", ALPHA, chunk_header(), tensor_of(P16), timeout_s=BOUND_S
             )
@@ -160,7 +161,7 @@ async def test_a_long_first_body_is_not_cut_by_what_tls_says_for_itself(
     shape = (1, 1024, 16384)
     bits = np.random.default_rng(3).integers(0, 1 << 16, shape, np.uint16)
     async with serving(EchoHandler(), tls=authority.server()) as (host, port):
-        client = client_class(policies=RAW, tls=authority.client())
+        client = client_class(LinkSettings(RAW, tls=authority.client()))
         answer = await client.forward(
             f"{host}:{port}",
             ALPHA,
@@ -191,7 +192,7 @@ async def test_steps_of_a_session_and_what_is_unlike_them(
     random = np.random.default_rng(width)
     header = chunk_header(1, 1, width)
     async with serving(Picky(), tls=authority.server()) as (host, port):
-        client = client_class(policies=RAW, tls=authority.client())
+        client = client_class(LinkSettings(RAW, tls=authority.client()))
         for position in range(40):
             bits = random.integers(0, 1 << 16, (1, 1, width), np.uint16)
             request = client.forward(
@@ -219,7 +220,7 @@ async def test_plain_bytes_are_answered_plainly(authority: Authority) -> None:
             assert answer.closes
             assert json.loads(answer.body)["reason"] == "TLS_REQUIRED"
             assert await caller.at_end()
-        client = PlaneClient(policies=RAW, tls=authority.client())
+        client = PlaneClient(LinkSettings(RAW, tls=authority.client()))
         address = f"{place[0]}:{place[1]}"
         assert (await client.get(address, "/healthz", timeout_s=BOUND_S))[0] == 200
         await client.close()
@@ -229,7 +230,7 @@ async def test_a_caller_that_leaves_ends_its_request(
     authority: Authority, client_class: type[Any]
 ) -> None:
     handler = GateHandler()
-    client = client_class(policies=RAW, tls=authority.client())
+    client = client_class(LinkSettings(RAW, tls=authority.client()))
     async with serving(handler, tls=authority.server()) as (host, port):
         request = asyncio.create_task(
             client.forward(

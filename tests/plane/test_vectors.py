@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from meshnet.chunk import Answer, Chunk
-from meshnet.compression import CompressionPolicies
 from meshnet.dtypes import numpy_dtype, view_bytes
 from meshnet.errors import MeshError, NextHopError
 from meshnet.plane.caller import Caller
@@ -95,7 +94,7 @@ async def test_client(vector: AnswerVector) -> None:
     session = SessionId(sent.get("X-Meshnet-Session", "8d7f2f0a-0000-4000-8000-000000000000"))
     header = ChunkHeader((1, 1, 8), "bfloat16", session)
     tensor = np.zeros((1, 1, 8), numpy_dtype("bfloat16"))
-    client = PlaneClient(policies=CompressionPolicies())
+    client = PlaneClient()
     result: Answer | MeshError
     async with misbehaving(script) as address:
         try:

@@ -10,15 +10,16 @@ from meshnet.chunk import Answer
 from meshnet.errors import MeshError
 from meshnet.plane.caller import Caller, CallerGoneError
 from meshnet.plane.hop_client import HopClient
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import SessionId
 
 
 class ThreadedClient:
     """Calls `HopClient` on a thread for each request; cancelling is its caller's leaving."""
 
-    def __init__(self, **arguments: Any) -> None:
-        self._client = HopClient(**arguments)
-        self._pool = self._client._pool
+    def __init__(self, settings: LinkSettings | None = None) -> None:
+        self._client = HopClient(settings)
+        self._trips = self._client._trips
         self.choosers = self._client.choosers
 
     async def forward(self, *arguments: Any, timeout_s: float) -> Answer:

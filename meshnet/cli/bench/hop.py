@@ -25,6 +25,7 @@ from meshnet.dtypes import BFLOAT16, INT32
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.grammar import Phase, Want
 from meshnet.plane.client import PlaneClient
+from meshnet.plane.links import LinkSettings
 from meshnet.timing import parse_timings
 from meshnet.tls import TLS_CA, TlsFiles
 from meshnet.topology import NodeId, SessionId
@@ -125,7 +126,7 @@ async def measure_hop(
     if tls is None and is_tls:
         tls = Credentials(TlsFiles())
     async with AsyncExitStack() as stack:
-        client = PlaneClient(policies=RAW_POLICIES, tls=tls)
+        client = PlaneClient(LinkSettings(RAW_POLICIES, tls=tls))
         stack.push_async_callback(client.close)
         health = await _health(client, address)
         width = hidden_size or _hidden_size(health)

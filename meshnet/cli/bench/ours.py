@@ -13,6 +13,7 @@ from meshnet.dtypes import BFLOAT16, Body, view_bytes
 from meshnet.grammar import Phase, Want
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
+from meshnet.plane.links import LinkSettings
 from meshnet.topology import NodeId, SessionId
 from meshnet.wire import ChunkHeader
 
@@ -61,7 +62,7 @@ class Meshnet(_Session):
         self, address: str, tensor: npt.NDArray[Any], tls: Credentials | None = None
     ) -> None:
         super().__init__(address, tensor)
-        self._client = HopClient(policies=RAW_POLICIES, tls=tls)
+        self._client = HopClient(LinkSettings(RAW_POLICIES, tls=tls))
 
     async def round_trip(self) -> Body:
         """Send one chunk, and view the hidden states answered, blocking the event loop."""
@@ -87,7 +88,7 @@ class MeshnetAio(_Session):
         self, address: str, tensor: npt.NDArray[Any], tls: Credentials | None = None
     ) -> None:
         super().__init__(address, tensor)
-        self._client = PlaneClient(policies=RAW_POLICIES, tls=tls)
+        self._client = PlaneClient(LinkSettings(RAW_POLICIES, tls=tls))
 
     async def round_trip(self) -> Body:
         """Send one chunk, and view the hidden states answered."""
