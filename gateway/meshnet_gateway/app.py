@@ -18,10 +18,11 @@ from meshnet.listen import host_port, listen, refuse_exposed
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.late import LateAnswers, ask_health
 from meshnet.plane.links import LinkSettings
-from meshnet.tls import TlsFiles, server_context
+from meshnet.tls import TlsFiles
 from meshnet_gateway.admission import METRICS_PATH, add_admission
 from meshnet_gateway.draining import DrainingNodes
 from meshnet_gateway.health import Health
+from meshnet_gateway.https import Https
 from meshnet_gateway.key_ring import KeyRing
 from meshnet_gateway.limits import DEFAULT_LIMITS, GatewayLimits
 from meshnet_gateway.listener import LimitedSite, watch_requests
@@ -62,7 +63,7 @@ class GatewaySettings:
         region: where the gateway is, for the choice of routes; empty for none.
         api_keys: store of the keys that clients need; None where they need none.
         limits: of what clients may ask for, and how slowly.
-        https: certificate and key for clients; None for plain HTTP.
+        https: certificate and key for clients, read anew when they change; None for plain HTTP.
         behind_tls_proxy: whether clients come through a proxy that serves HTTPS, so that plain
             HTTP from it may come from other machines, and nothing is said by this one's address.
         insecure: whether it may listen where other machines reach it without wanting keys, or
@@ -106,7 +107,7 @@ class Gateway:
         policies: CompressionPolicies,
     ) -> None:
         self.settings = settings
-        self._https = server_context(settings.https)
+        self._https = None if settings.https is None else Https(settings.https)
         self.control_http = ""
         self.control_grpc = settings.control_url or ""
         self._models = models
@@ -185,7 +186,11 @@ class Gateway:
             shutdown_timeout=self.settings.grace_s,
         )
         await self._runner.setup()
-        await LimitedSite(self._runner, listener, limits, self._https).start()
+        tls_of_site = None
+        if self._https is not None:
+            self._https.start()
+            tls_of_site = self._https.listening
+        await LimitedSite(self._runner, listener, limits, tls_of_site).start()
         return host_port(*listener.getsockname()[:2])
 
     async def close(self) -> None:
@@ -196,6 +201,8 @@ class Gateway:
             await self._runner.cleanup()
         if self._listener is not None:
             self._listener.close()
+        if self._https is not None:
+            await self._https.close()
         if self._keys is not None:
             await self._keys.close()
         await self._late.close()

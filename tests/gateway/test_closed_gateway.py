@@ -19,7 +19,7 @@ from meshnet.control.api_keys import create_api_key
 from meshnet.control.store_url import make_documents
 from meshnet.errors import ConfigError
 from meshnet.tls import TlsFiles
-from meshnet_gateway import admission
+from meshnet_gateway import admission, https
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
 from tests.gateway.mesh import NUM_LAYERS, Mesh, stub_mesh
@@ -47,8 +47,8 @@ async def key(store: str) -> str:
 
 @pytest.fixture
 async def mesh(text: ModelText, store: str, authority: Authority) -> AsyncIterator[Mesh]:
-    https = TlsFiles(authority.certificate, authority.key, flags="--https")
-    async with stub_mesh(text, api_keys=store, https=https) as mesh:
+    files = TlsFiles(authority.certificate, authority.key, flags="--https")
+    async with stub_mesh(text, api_keys=store, https=files) as mesh:
         mesh.url = mesh.url.replace("http://", "https://")
         await mesh.join("all", 0, NUM_LAYERS)
         yield mesh
@@ -168,11 +168,11 @@ async def test_a_handshake_that_does_not_go_on_keeps_nobody_waiting(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-@pytest.mark.parametrize("https", [False, True])
+@pytest.mark.parametrize("has_https", [False, True])
 async def test_a_port_that_others_reach_wants_keys(
-    text: ModelText, authority: Authority, host: str, https: bool
+    text: ModelText, authority: Authority, host: str, has_https: bool
 ) -> None:
-    files = TlsFiles(authority.certificate, authority.key) if https else None
+    files = TlsFiles(authority.certificate, authority.key) if has_https else None
     with pytest.raises(ConfigError) as caught:
         async with stub_mesh(text, host=host, https=files, behind_tls_proxy=True):
             raise AssertionError("it listens")
@@ -227,3 +227,78 @@ def test_https_files_that_cannot_be_used(text: ModelText, authority: Authority) 
         named = TlsFiles(files.certificate, files.key, flags="--https")
         with pytest.raises(ConfigError, match=said):
             Gateway(GatewaySettings(https=named), {}, CompressionPolicies())
+
+
+def put(made: Authority, certificate: Path, key: Path) -> None:
+    certificate.write_bytes(made.certificate.read_bytes())
+    key.write_bytes(made.key.read_bytes())
+
+
+async def connected(url: str, trust: ssl.SSLContext) -> tuple[Any, Any, bytes]:
+    """Open a connection; gives its ends and the certificate that it was shown."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=trust)
+    return reader, writer, writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+
+async def served_by(url: str, trust: ssl.SSLContext) -> bytes:
+    """Give the certificate that a new connection is shown."""
+    _, writer, certificate = await connected(url, trust)
+    writer.close()
+    return certificate
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_renewed_files_are_in_use_without_a_restart(
+    text: ModelText,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    version: ssl.TLSVersion,
+) -> None:
+    monkeypatch.setattr(https, "_LOOK_S", 0.01)
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    first, second = make_authority(tmp_path / "first"), make_authority(tmp_path / "second")
+    trust = ssl.create_default_context(cafile=str(first.ca))
+    trust.load_verify_locations(second.ca)
+    trust.maximum_version = version
+    put(first, certificate, key)
+    files = TlsFiles(certificate, key, flags="--https")
+    async with stub_mesh(text, https=files) as mesh:
+        reader, writer, before = await connected(mesh.url, trust)
+        certificate.write_bytes(second.certificate.read_bytes())
+        async with asyncio.timeout(60):
+            while not any("is not the key" in text for text in caplog.messages):
+                await asyncio.sleep(0.01)
+            assert await served_by(mesh.url, trust) == before
+            certificate.unlink()
+            while not any("No such file" in text for text in caplog.messages):
+                await asyncio.sleep(0.01)
+            put(second, certificate, key)
+            while (after := await served_by(mesh.url, trust)) == before:
+                await asyncio.sleep(0.01)
+            # What was open goes on.
+            writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        assert ssl.DER_cert_to_PEM_cert(after) == second.certificate.read_text()
+
+
+def test_a_pair_that_cannot_be_used_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    first, second = make_authority(tmp_path / "first"), make_authority(tmp_path / "second")
+    put(first, certificate, key)
+    used = https.Https(TlsFiles(certificate, key, flags="--https"))
+    assert not used.look()
+    key.unlink()
+    assert [used.look() for _ in range(3)] == [False] * 3
+    put(second, certificate, tmp_path / "other")
+    key.write_bytes(first.key.read_bytes())
+    assert [used.look() for _ in range(3)] == [False] * 3
+    missing, other = caplog.messages
+    assert "--https-key" in missing and "No such file" in missing
+    assert "--https-key" in other and "is not the key of --https-cert" in other
+    key.write_bytes(second.key.read_bytes())
+    assert [used.look() for _ in range(2)] == [True, False]
