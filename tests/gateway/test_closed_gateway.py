@@ -230,8 +230,11 @@ def test_https_files_that_cannot_be_used(text: ModelText, authority: Authority) 
 
 
 def put(made: Authority, certificate: Path, key: Path) -> None:
-    certificate.write_bytes(made.certificate.read_bytes())
-    key.write_bytes(made.key.read_bytes())
+    """Replace both files, as whoever renews a certificate does."""
+    for source, path in ((made.certificate, certificate), (made.key, key)):
+        new = path.with_suffix(".new")
+        new.write_bytes(source.read_bytes())
+        new.replace(path)
 
 
 async def connected(url: str, trust: ssl.SSLContext) -> tuple[Any, Any, bytes]:
@@ -297,8 +300,8 @@ def test_a_pair_that_cannot_be_used_is_said_once(
     put(second, certificate, tmp_path / "other")
     key.write_bytes(first.key.read_bytes())
     assert [used.look() for _ in range(3)] == [False] * 3
-    missing, other = caplog.messages
-    assert "--https-key" in missing and "No such file" in missing
-    assert "--https-key" in other and "is not the key of --https-cert" in other
+    assert len(caplog.messages) == 2
+    assert f"--https-key: {key}: No such file" in caplog.messages[0]
+    assert f"--https-key: {key} is not the key of --https-cert" in caplog.messages[1]
     key.write_bytes(second.key.read_bytes())
     assert [used.look() for _ in range(2)] == [True, False]
