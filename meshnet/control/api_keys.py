@@ -1,14 +1,11 @@
 """API keys of gateway clients: made, kept as hashes, listed, revoked.
 
 A key's text is ``mk-ID-SECRET``: a public id of 12 letters and digits, and 43 characters that
-stand for 256 random bits. What is kept is the SHA-256 hash of the text, which needs no salt and
-no slow hash function: nobody can try 2**256 secrets.
+stand for 256 random bits. What is kept is a hash of the text.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import logging
 import re
@@ -17,7 +14,8 @@ import string
 from dataclasses import dataclass
 from typing import Any, Final
 
-from meshnet.control.documents import Document, Documents
+from meshnet.control.documents import Document, Documents, put_if_unchanged
+from meshnet.control.hashed import hash_secret, is_secret
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.identity import NAME
 
@@ -36,6 +34,7 @@ MAX_LIMIT: Final = 1_000_000
 
 _KIND: Final = "api-keys"
 _ID_LETTERS: Final = string.ascii_lowercase + string.digits
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _TEXT: Final = re.compile(r"mk-([a-z0-9]{12})-[A-Za-z0-9_-]{43}")
 _log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class ApiKey:
     Attributes:
         name: of its holder, as an operator chose it; unique among the keys that are valid.
         id: public part of the text.
-        sha256: of the whole text, 32 bytes.
+        hashed: SHA-256 of the whole text, in hexadecimal.
         created_s: seconds since the epoch.
         requests_per_minute: completions that each gateway starts for it; None for any number.
         streams: completions that each gateway has in progress for it; None for any number.
@@ -55,7 +54,7 @@ class ApiKey:
 
     name: str
     id: str
-    sha256: bytes
+    hashed: str
     created_s: float
     requests_per_minute: int | None = None
     streams: int | None = None
@@ -69,7 +68,7 @@ def public_id(text: str) -> str | None:
 
 def matches(key: ApiKey, text: str) -> bool:
     """Tell whether `text` is the key's; takes the same time whatever differs."""
-    return hmac.compare_digest(key.sha256, _hash(text))
+    return is_secret(text, key.hashed)
 
 
 async def create_api_key(
@@ -107,17 +106,13 @@ async def create_api_key(
             raise ConfigError(f"{flag} {limit}: expected 1 to {MAX_LIMIT}", field=flag)
     public = "".join(secrets.choice(_ID_LETTERS) for _ in range(12))
     text = f"mk-{public}-{secrets.token_urlsafe(32)}"
-    key = ApiKey(name, public, _hash(text), now_s, requests_per_minute, streams)
-    try:
-        await documents.put(_KIND, name, _write(key), expected=0)
-    except MeshError as error:
-        if error.code is not Code.ABORTED:
-            raise
+    key = ApiKey(name, public, hash_secret(text), now_s, requests_per_minute, streams)
+    if not await put_if_unchanged(documents, _KIND, name, _write(key), 0):
         raise MeshError(
             Code.ALREADY_EXISTS,
             f"there is a key named {name!r}: revoke it first, or choose another name",
             field="NAME",
-        ) from None
+        )
     return key, text
 
 
@@ -148,15 +143,11 @@ async def revoke_api_key(documents: Documents, name: str) -> None:
         raise MeshError(Code.NOT_FOUND, f"there is no key named {name[:80]!r}", field="NAME")
 
 
-def _hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
-
-
 def _write(key: ApiKey) -> bytes:
     return json.dumps(
         {
             "id": key.id,
-            "sha256": key.sha256.hex(),
+            "sha256": key.hashed,
             "created": key.created_s,
             "requests_per_minute": key.requests_per_minute,
             "streams": key.streams,
@@ -174,12 +165,12 @@ def _read(document: Document) -> ApiKey:
     key = ApiKey(
         name=document.key,
         id=str(record["id"]),
-        sha256=bytes.fromhex(record["sha256"]),
+        hashed=str(record["sha256"]),
         created_s=float(record["created"]),
         requests_per_minute=_limit(record["requests_per_minute"]),
         streams=_limit(record["streams"]),
     )
-    if len(key.sha256) != hashlib.sha256().digest_size:
+    if not _SHA256.fullmatch(key.hashed):
         raise ValueError("no SHA-256 hash")
     return key
 

@@ -18,6 +18,7 @@ __all__ = [
     "MemoryDocuments",
     "check_document",
     "conflict",
+    "put_if_unchanged",
 ]
 
 MAX_DOCUMENT_BYTES: Final = 1 << 20
@@ -122,6 +123,23 @@ class MemoryDocuments:
     async def delete(self, kind: str, key: str) -> bool:
         """Delete a record; tells whether there was one."""
         return self._kept.pop((kind, key), None) is not None
+
+
+async def put_if_unchanged(
+    documents: Documents, kind: str, key: str, value: bytes, expected: int
+) -> bool:
+    """Write a record that still has this revision, 0 for none yet; tells whether it had.
+
+    Raises:
+        MeshError: as `Documents.put` but for ABORTED.
+    """
+    try:
+        await documents.put(kind, key, value, expected=expected)
+    except MeshError as error:
+        if error.code is not Code.ABORTED:
+            raise
+        return False
+    return True
 
 
 def check_document(kind: str, key: str, value: bytes) -> None:

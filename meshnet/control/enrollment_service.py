@@ -85,11 +85,7 @@ class EnrollmentService:
         for _ in range(_TRIES):
             issued = enrolment.authority.issue(identity, key)
             member = await self._member(token, identity, key, request.join_token)
-            try:
-                await self._members.keep(replace(member, expire_s=issued.expire_s))
-            except MeshError as error:
-                if error.code is not Code.ABORTED:
-                    raise
+            if not await self._members.keep(replace(member, expire_s=issued.expire_s)):
                 continue
             answer = pb.EnrollResponse(
                 certificate_chain_pem=issued.chain_pem,
@@ -128,11 +124,7 @@ class EnrollmentService:
                     reason="MEMBER_REMOVED",
                 )
             issued = enrolment.authority.issue(caller, key)
-            try:
-                await self._members.keep(replace(member, expire_s=issued.expire_s))
-            except MeshError as error:
-                if error.code is not Code.ABORTED:
-                    raise
+            if not await self._members.keep(replace(member, expire_s=issued.expire_s)):
                 continue
             return pb.RenewCertificateResponse(
                 certificate_chain_pem=issued.chain_pem,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import secrets
 import string
@@ -12,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from meshnet.control.documents import Document, Documents
+from meshnet.control.documents import Document, Documents, put_if_unchanged
+from meshnet.control.hashed import hash_secret, is_secret
 from meshnet.errors import Code, MeshError
 from meshnet.identity import Role
 from meshnet.join import PUBLIC_PART, SECRET_PART
@@ -23,7 +22,7 @@ __all__ = ["JoinToken", "JoinTokens", "TokenSpec"]
 MAX_TOKENS: Final = 1000
 _KIND: Final = "join-tokens"
 _PUBLIC_CHARS: Final = 10
-_SECRET_BYTES: Final = 16  # random, so that a plain hash of it tells nobody anything
+_SECRET_BYTES: Final = 16
 _ALPHABET: Final = string.ascii_lowercase + string.digits
 _KEEP_ENDED_S: Final = 24 * 3600.0
 _TRIES: Final = 20
@@ -119,7 +118,7 @@ class JoinTokens:
             )
         public = "".join(secrets.choice(_ALPHABET) for _ in range(_PUBLIC_CHARS))
         secret = secrets.token_urlsafe(_SECRET_BYTES)
-        token = JoinToken(public, spec, _hash(secret), now_s + ttl_s)
+        token = JoinToken(public, spec, hash_secret(secret), now_s + ttl_s)
         await self._documents.put(_KIND, public, _to_bytes(token), expected=0)
         return token, secret
 
@@ -153,13 +152,10 @@ class JoinTokens:
             if 0 < token.spec.max_uses <= token.used:
                 raise _refused(f"join token {token.public} is used up")
             used = replace(token, used=token.used + 1)
-            try:
-                await self._documents.put(_KIND, token.public, _to_bytes(used), expected=revision)
-            except MeshError as error:
-                if error.code is not Code.ABORTED:
-                    raise
-                continue  # somebody else joined meanwhile
-            return used
+            kept = _to_bytes(used)
+            if await put_if_unchanged(self._documents, _KIND, token.public, kept, revision):
+                return used
+            # Else somebody else joined meanwhile.
         raise MeshError(
             Code.UNAVAILABLE, "too many join at once: try again", reason="BUSY", retry_after_s=1.0
         )
@@ -170,7 +166,7 @@ class JoinTokens:
         found = await self._documents.get(_KIND, public) if is_token else None
         token = None if found is None else _read(found)
         kept = "" if token is None else token.hashed
-        if not hmac.compare_digest(kept, _hash(secret)) or found is None or token is None:
+        if not is_secret(secret, kept) or found is None or token is None:
             raise _refused("not a join token of this mesh: it is wrong, or was deleted")
         if token.expire_s <= self._wall_clock():
             raise _refused(f"join token {public} has ended")
@@ -184,10 +180,6 @@ def _refused(message: str) -> MeshError:
         field="join_token",
         reason="JOIN_TOKEN_REFUSED",
     )
-
-
-def _hash(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _to_bytes(token: JoinToken) -> bytes:

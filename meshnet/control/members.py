@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from meshnet.control.documents import Document, Documents
+from meshnet.control.documents import Document, Documents, put_if_unchanged
 from meshnet.control.removed_keys import RemovedKeys
 from meshnet.errors import Code, MeshError
 from meshnet.identity import Identity, Role
@@ -87,11 +87,10 @@ class Members:
                 reason="TOO_MANY_MEMBERS",
             )
 
-    async def keep(self, member: Member) -> None:
+    async def keep(self, member: Member) -> bool:
         """Keep a member, new or as changed since it was read.
 
-        Raises:
-            MeshError: ABORTED, somebody else changed it meanwhile.
+        False, and nothing is kept, where somebody else changed it meanwhile.
         """
         kept = {
             "key_sha256": member.key_sha256,
@@ -99,9 +98,8 @@ class Members:
             "joined_s": member.joined_s,
             "expire_s": member.expire_s,
         }
-        await self._documents.put(
-            _KIND, _key(member.identity), json.dumps(kept).encode(), expected=member.revision
-        )
+        value, key = json.dumps(kept).encode(), _key(member.identity)
+        return await put_if_unchanged(self._documents, _KIND, key, value, member.revision)
 
     async def remove(self, identity: Identity) -> bool:
         """Remove a member, whose certificates are refused then; tells whether there was one."""

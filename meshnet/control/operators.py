@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import secrets
 import time
@@ -11,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from meshnet.control.documents import Document, Documents
+from meshnet.control.documents import Document, Documents, put_if_unchanged
+from meshnet.control.hashed import hash_secret, is_secret
 from meshnet.errors import Code, MeshError
 from meshnet.identity import Identity, Role, parse_identity
 
@@ -44,8 +43,7 @@ class Operator:
 class Operators:
     """Creates, knows and revokes operators; all replicas the same.
 
-    A token is ``NAME.SECRET``. Its secret is random and long: a plain hash of it tells
-    nobody anything.
+    A token is ``NAME.SECRET``.
 
     Args:
         documents: where they are kept; they are open.
@@ -63,18 +61,16 @@ class Operators:
             MeshError: ALREADY_EXISTS, there is or was one of this name.
         """
         secret = secrets.token_urlsafe(_SECRET_BYTES)
-        operator = Operator(identity.name, identity.role, self._wall_clock(), _hash(secret))
-        try:
-            await self._documents.put(_KIND, operator.name, _to_bytes(operator), expected=0)
-        except MeshError as error:
-            if error.code is not Code.ABORTED:
-                raise
+        operator = Operator(identity.name, identity.role, self._wall_clock(), hash_secret(secret))
+        if not await put_if_unchanged(
+            self._documents, _KIND, operator.name, _to_bytes(operator), 0
+        ):
             raise MeshError(
                 Code.ALREADY_EXISTS,
                 f"operator {operator.name!r} exists, or was revoked: choose another name",
                 field="operator.name",
                 reason="OPERATOR_EXISTS",
-            ) from None
+            )
         return operator, f"{operator.name}.{secret}"
 
     async def list(self) -> list[Operator]:
@@ -89,14 +85,10 @@ class Operators:
                 Operator(name, Role.READ, self._wall_clock()) if found is None else _read(found)
             )
             revoked = replace(before, hashed="", is_revoked=True)
-            try:
-                expected = 0 if found is None else found.revision
-                await self._documents.put(_KIND, name, _to_bytes(revoked), expected=expected)
-            except MeshError as error:
-                if error.code is not Code.ABORTED:
-                    raise
-                continue  # somebody else changed it meanwhile
-            return revoked
+            revision = 0 if found is None else found.revision
+            kept = _to_bytes(revoked)
+            if await put_if_unchanged(self._documents, _KIND, name, kept, revision):
+                return revoked
 
     async def identify(self, token: str) -> Identity:
         """Tell whose token it is.
@@ -109,7 +101,7 @@ class Operators:
         if found is not None and found.is_revoked:
             raise _revoked(name)
         kept = "" if found is None else found.hashed
-        if found is None or not hmac.compare_digest(kept, _hash(secret)):
+        if found is None or not is_secret(secret, kept):
             raise MeshError(
                 Code.UNAUTHENTICATED,
                 "Authorization: not an operator's token; one is made with: meshnet operator create",
@@ -141,10 +133,6 @@ def _revoked(name: str) -> MeshError:
     return MeshError(
         Code.UNAUTHENTICATED, f"operator {name!r} was revoked", reason="OPERATOR_REVOKED"
     )
-
-
-def _hash(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _to_bytes(operator: Operator) -> bytes:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from meshnet.control.documents import Documents
+from meshnet.control.documents import Documents, put_if_unchanged
 from meshnet.control.probe_messages import reference_of
 from meshnet.errors import Code, MeshError
 from meshnet.probes import Reference
@@ -121,14 +121,10 @@ class References:
                     field="reference.model_digest",
                     reason="REFERENCE_EXISTS",
                 )
-            try:
-                expected = 0 if kept is None else kept.revision
-                value = named.SerializeToString(deterministic=True)
-                await self._documents.put(KIND, key, value, expected=expected)
+            revision = 0 if kept is None else kept.revision
+            value = named.SerializeToString(deterministic=True)
+            if await put_if_unchanged(self._documents, KIND, key, value, revision):
                 break
-            except MeshError as error:
-                if error.code is not Code.ABORTED:
-                    raise
         await self.read()
         return named
 

@@ -14,6 +14,7 @@ import pytest
 from meshnet.control.limits import ControlLimits
 from meshnet.v1 import route_service_pb2 as pb
 from meshnet.v1.route_service_pb2_grpc import RouteServiceStub
+from tests.dripping import hold
 
 BOUND_S = 20.0
 LIMITS = ControlLimits(
@@ -26,29 +27,6 @@ NUM_EACH = 50
 def place_of(mesh) -> tuple[str, int]:
     host, _, port = mesh.addresses.http.rpartition(":")
     return host, int(port)
-
-
-async def hold(place: tuple[str, int], first: bytes, drip: bytes) -> bytes:
-    """Send `first`, then `drip` ten times a second; gives what came until the server closed.
-
-    It stops to send when an answer comes: what arrives after the server has closed resets the
-    connection, and with it goes what was not read yet.
-    """
-    reader, writer = await asyncio.open_connection(*place)
-    writer.write(first)
-    begin = asyncio.create_task(reader.read(1 << 16))
-    answer = b""
-    with contextlib.suppress(ConnectionError):
-        while not (await asyncio.wait({begin}, timeout=0.1))[0]:
-            writer.write(drip)
-            await writer.drain()
-    with contextlib.suppress(ConnectionError):
-        piece = await begin
-        while piece:
-            answer += piece
-            piece = await reader.read(1 << 16)
-    writer.close()
-    return answer
 
 
 async def test_slow_senders_end_and_others_are_served(start_mesh) -> None:

@@ -8,6 +8,7 @@ import time
 
 from meshnet.compression import CompressionPolicies
 from meshnet.plane.server import PlaneLimits, PlaneServer
+from tests.dripping import hold
 from tests.plane.doubles import (
     BOUND_S,
     P16,
@@ -30,21 +31,6 @@ NUM_EACH = 40
 """Silent callers and trickling ones: together more than there is room for."""
 NUM_BODIES = 15
 NUM_HONEST = 40
-
-
-async def hold(place: tuple[str, int], first: bytes, drip: bytes) -> bytes:
-    """Send `first`, then `drip` ten times a second until the server has enough of it."""
-    reader, writer = await asyncio.open_connection(*place)
-    writer.write(first)
-    answer = asyncio.create_task(reader.read())
-    with contextlib.suppress(ConnectionError):
-        while not (await asyncio.wait({answer}, timeout=0.1))[0]:
-            writer.write(drip)
-            await writer.drain()
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        return await answer
-    return b""
 
 
 async def test_slow_callers_end_and_honest_ones_are_served_meanwhile() -> None:
