@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
+from meshnet.certificates import spki_sha256
 from meshnet.errors import ConfigError
 from meshnet.identity import Identity, parse_identity
+from meshnet.removals import Removals
 from meshnet.tls import (
     TLS_CA,
     TLS_CERT,
@@ -26,7 +29,7 @@ from meshnet.tls import (
     server_context,
 )
 
-__all__ = ["Credentials", "Pem", "identity_of", "peer_identity"]
+__all__ = ["Credentials", "Pem", "identity_of", "peer_identity", "peer_key_sha256"]
 
 _SPIFFE: Final = "spiffe:"
 
@@ -61,6 +64,9 @@ class Credentials:
     `client` checks no host names then: whoever connects checks by `peer_identity` whom it
     reached. TLS is 1.3 then, where renewal leaves no session to resume.
 
+    Attributes:
+        removals: whose certificates count no more, although an authority signed them.
+
     Args:
         files: in PEM.
 
@@ -71,6 +77,7 @@ class Credentials:
 
     def __init__(self, files: TlsFiles) -> None:
         self.files = files
+        self.removals = Removals()
         self._lock = threading.Lock()
         self._generation = 0
         self._loaded = _load(files)
@@ -159,6 +166,18 @@ def peer_identity(connection: _Certified) -> Identity | None:
         return None
     names = certificate.get("subjectAltName", ())
     return identity_of(value for kind, value in names if kind == "URI")
+
+
+def peer_key_sha256(connection: ssl.SSLSocket | ssl.SSLObject) -> str:
+    """Give SHA-256 of the key at the other end, in hexadecimal.
+
+    Empty where there is no certificate, or one for a key of a kind that no member has.
+    """
+    certificate = connection.getpeercert(binary_form=True)
+    try:
+        return spki_sha256(x509.load_der_x509_certificate(certificate or b"").public_key())
+    except (ValueError, UnsupportedAlgorithm):
+        return ""
 
 
 def identity_of(names: Iterable[str]) -> Identity | None:

@@ -27,6 +27,7 @@ from meshnet_gateway.key_ring import KeyRing
 from meshnet_gateway.limits import DEFAULT_LIMITS, GatewayLimits
 from meshnet_gateway.listener import LimitedSite, watch_requests
 from meshnet_gateway.lost import LostNodes
+from meshnet_gateway.member_watch import MemberWatch
 from meshnet_gateway.metrics import render_metrics
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.moving import SessionMoves
@@ -130,6 +131,7 @@ class Gateway:
         self._service: OpenAIService | None = None
         self._health: Health | None = None
         self._watch: NodeWatch | None = None
+        self._members: MemberWatch | None = None
         self._pipelines: RecoveringPipelines | None = None
         self._listener: socket.socket | None = None
         self._runner: web.AppRunner | None = None
@@ -155,6 +157,9 @@ class Gateway:
         lost, draining = LostNodes(), DrainingNodes()
         self._watch = NodeWatch(self._control, lost, draining)
         self._watch.start()
+        if tls is not None and tls.identity is not None:
+            self._members = MemberWatch(self._control, tls.removals)
+            self._members.start()
         self._late.start()
         selector = RouteSelector(self._control, settings.region, tls=tls is not None)
         shared = Shared(
@@ -213,6 +218,8 @@ class Gateway:
             await self._health.close()
         if self._watch is not None:
             await self._watch.close()
+        if self._members is not None:
+            await self._members.close()
         if self._control is not None:
             await self._control.close()
         if self._control_server is not None:

@@ -176,7 +176,11 @@ class ControlServer:
         self._metrics = ControlMetrics()
         self._store = make_store(settings.store, clock, settings.forget_after_s)
         wants_grants = settings.require_grants or self.state is not None
-        self._grants = GrantIssuer(self._documents, settings.grants) if wants_grants else None
+        self._grants = (
+            GrantIssuer(self._documents, settings.grants, removed=self._removed)
+            if wants_grants
+            else None
+        )
         times = LeaseTimes(ttl_s=settings.lease_ttl_s, drain_grace_s=settings.drain_grace_s)
         self._references = References(self._documents, clock)
         require = settings.require_probe

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshnet.control.documents import Document, Documents
 from meshnet.control.fresh import Fresh
+from meshnet.control.removed_keys import RemovedKeys
 from meshnet.errors import Code, MeshError
 from meshnet.grants import Grant, GrantKey, sign
 from meshnet.topology import Route, SessionId
@@ -71,6 +72,7 @@ class GrantIssuer:
         documents: where keys are published.
         times: see there.
         clock: Unix seconds.
+        removed: keys of removed members, which are published beside these.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class GrantIssuer:
         times: GrantTimes | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        removed: RemovedKeys | None = None,
     ) -> None:
         self._documents = documents
+        self._removed = removed
         self._times = times or GrantTimes()
         self._clock = clock
         self._keys: dict[str, GrantKey] = {}
@@ -132,7 +136,7 @@ class GrantIssuer:
         return Issued(sign(grant, pair.private, pair.key_id), self._times.ttl_s)
 
     async def policy(self, key_id: str = "") -> types_pb2.GrantPolicy:
-        """Say how nodes are to check grants.
+        """Say how nodes are to check grants, and who is a member no more.
 
         Args:
             key_id: a key that a node has met; looked for anew where it is not known.
@@ -149,6 +153,8 @@ class GrantIssuer:
         for expires_s, name in sorted(living, reverse=True)[:_MAX_KEYS]:
             key = policy.keys.add(key_id=name, public_key=self._keys[name].public_bytes)
             key.expire_time.FromSeconds(expires_s)
+        if self._removed is not None:
+            self._removed.publish(policy)
         return policy
 
     async def turn(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from meshnet.certificates import CLOCK_SKEW_S
 from meshnet.control.documents import Document, Documents, put_if_unchanged
 from meshnet.control.removed_keys import RemovedKeys
 from meshnet.errors import Code, MeshError
@@ -106,7 +107,7 @@ class Members:
         member = await self.get(identity)
         if member is None:
             return False
-        await self._removed.add(member.key_sha256, member.expire_s)
+        await self._removed.add(member.key_sha256, member.expire_s + CLOCK_SKEW_S)
         return await self._documents.delete(_KIND, _key(identity))
 
 

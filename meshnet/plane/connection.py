@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from meshnet.credentials import peer_identity
+from meshnet.credentials import peer_identity, peer_key_sha256
 from meshnet.dtypes import Body
 from meshnet.identity import Identity
 from meshnet.plane.deadline import Deadline
@@ -45,6 +45,8 @@ class Connection:
         on_end: called once when the other end closes or resets the connection.
         generation: of the credentials that it was opened with.
         peer: who is at the other end, where its certificate says so.
+        key_sha256: of the key in that certificate, in hexadecimal.
+        removals: generation of those that it was last looked for in; see `plane.tls`.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -54,6 +56,8 @@ class Connection:
         self.on_end: Callable[[], object] | None = None
         self.generation = 0
         self.peer: Identity | None = None
+        self.key_sha256 = ""
+        self.removals = -1
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._target: memoryview | None = None
@@ -96,6 +100,7 @@ class Connection:
                 except ssl.SSLWantWriteError:
                     await self._ready(self._loop.add_writer, self._loop.remove_writer)
             self.peer = peer_identity(self._sock)
+            self.key_sha256 = peer_key_sha256(self._sock)
             self._resume()
 
     async def run(self, reading: Reading[_T]) -> _T:

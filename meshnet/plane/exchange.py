@@ -30,7 +30,7 @@ from meshnet.plane.reply import Reply, late, not_allowed, problem
 from meshnet.plane.service import Service
 from meshnet.plane.session_requests import OWNERS, SESSIONS, answer_owner, answer_session
 from meshnet.plane.stream import Stream
-from meshnet.plane.tls import check_caller, is_member
+from meshnet.plane.tls import check_caller, is_member, is_removed, removed
 from meshnet.wire import ChunkHeader, unpack_chunk, view_tensor
 
 __all__ = ["Exchange"]
@@ -97,6 +97,15 @@ class Exchange:
         self.caller.leave()
         self.stream.abort()
 
+    def cancel_if_removed(self) -> None:
+        """End the request in flight of a caller that is a member no more; from any thread.
+
+        Its next one is refused anyway.
+        """
+        tls = self._service.tls
+        if tls is not None and not self.idle and self.stream.key_sha256 in tls.removals:
+            self.cancel()
+
     def _serve_one(self) -> bool:
         """Serve one request; False where it was the last."""
         stream, limits = self.stream, self._service.limits
@@ -110,6 +119,9 @@ class Exchange:
             stream.set_deadline(min(limits.idle_timeout_s, left_s))
             stream.receive()
         self.idle = False
+        tls = self._service.tls
+        if tls is not None and is_removed(tls, stream):
+            return self._refuse(removed(stream.peer))
         again = self._take_again()
         if again is not None:
             self.waits_since = None

@@ -114,7 +114,7 @@ class HopPool:
 
     def _may_serve(self, stream: Stream, node: NodeId | None) -> bool:
         try:
-            check_node(self._tls, stream.peer, node)
+            check_node(self._tls, stream, node)
         except WrongNodeError:
             return False
         return not self._is_old(stream) and stream.is_reusable()
@@ -203,7 +203,7 @@ class HopPool:
         stream.set_deadline(deadline - time.monotonic())
         try:
             stream.begin()
-            check_node(self._tls, stream.peer, node)
+            check_node(self._tls, stream, node)
         except OSError:
             stream.close()
             raise

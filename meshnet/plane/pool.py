@@ -122,7 +122,7 @@ class ConnectionPool:
             connection.on_end = None
             if connection.is_reusable() and not self._is_old(connection):
                 with contextlib.suppress(WrongNodeError):
-                    check_node(self._tls, connection.peer, node)
+                    check_node(self._tls, connection, node)
                     return connection
             connection.close()
         return None
@@ -157,7 +157,7 @@ async def _encrypt(
     connection.generation = generation
     try:
         await connection.begin()
-        check_node(tls, connection.peer, node)
+        check_node(tls, connection, node)
     except BaseException:
         connection.close()
         raise

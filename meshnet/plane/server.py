@@ -120,6 +120,13 @@ class PlaneServer:
         self._watcher.close()
         self._accepting = None
 
+    def end_removed(self) -> None:
+        """End what is in flight for callers that are members no more; from any thread."""
+        with self._changed:
+            exchanges = list(self._exchanges)
+        for exchange in exchanges:
+            exchange.cancel_if_removed()
+
     def _end(self, accepting: threading.Thread, listener: socket.socket, grace_s: float) -> None:
         accepting.join()
         listener.close()

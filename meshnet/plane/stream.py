@@ -60,6 +60,8 @@ class Stream:
         deadline: of ``time.monotonic``: whatever waits then fails; None is never.
         generation: of the credentials that it was opened with.
         peer: who is at the other end, where its certificate says so.
+        key_sha256: of the key in that certificate, in hexadecimal.
+        removals: generation of those that it was last looked for in; see `plane.tls`.
         expires: Unix time at which its certificate does.
     """
 
@@ -70,6 +72,8 @@ class Stream:
         self.deadline: float | None = None
         self.generation = 0
         self.peer: Identity | None = None
+        self.key_sha256 = ""
+        self.removals = -1
         self.expires = math.inf
         self._expected: tuple[memoryview, int] | None = None
         self._poller = select.poll()

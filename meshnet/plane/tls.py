@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from typing import Final
+from typing import Final, Protocol
 
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError, NextHopError
@@ -18,8 +18,10 @@ __all__ = [
     "check_node",
     "explain",
     "is_member",
+    "is_removed",
     "name_node",
     "plain_caller",
+    "removed",
 ]
 
 _TLS_REQUIRED: Final = "TLS_REQUIRED"
@@ -43,23 +45,56 @@ class WrongNodeError(OSError):
     """A connection leads to somebody else than the node that was to be reached."""
 
 
-def check_node(own: Credentials | None, peer: Identity | None, node: NodeId | None) -> None:
+class _End(Protocol):
+    """A connection, as one looks at who is at its other end."""
+
+    peer: Identity | None
+    key_sha256: str
+    removals: int
+
+
+def check_node(own: Credentials | None, end: _End, node: NodeId | None) -> None:
     """Check whom a client reached; without names of a mesh, its TLS has checked the host.
 
     Args:
         own: this side's.
-        peer: the other end, as its certificate says.
+        end: the connection.
         node: the one to be reached; None for any of the mesh.
 
     Raises:
-        WrongNodeError: it is another one, or no node.
+        WrongNodeError: it is another one, no node, or a member no more.
     """
     if own is None or own.identity is None:
         return
+    peer = end.peer
     if peer is None or peer.role is not Role.NODE or node not in (None, peer.name):
         found = "no certificate of a mesh" if peer is None else peer.uri
         wanted = "a node" if node is None else Identity(Role.NODE, node).uri
         raise WrongNodeError(f"expected {wanted}, found {found}")
+    if is_removed(own, end):
+        raise WrongNodeError(f"{peer.uri} was removed from the mesh")
+
+
+def is_removed(own: Credentials, end: _End) -> bool:
+    """Tell whether the other end was removed from the mesh: looked up once for each change.
+
+    Where it was, the connection is to be closed: the next time this says no.
+    """
+    removals = own.removals
+    if end.removals == removals.generation:
+        return False
+    end.removals = removals.generation
+    return end.key_sha256 in removals
+
+
+def removed(peer: Identity | None) -> MeshError:
+    """Give what a caller is answered that was removed from the mesh."""
+    name = "the holder of this certificate" if peer is None else peer.uri
+    return MeshError(
+        Code.PERMISSION_DENIED,
+        f"{name} was removed from the mesh: join again by a new token",
+        reason="MEMBER_REMOVED",
+    )
 
 
 def is_member(own: Credentials | None, peer: Identity | None) -> bool:

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from meshnet.credentials import peer_identity
+from meshnet.credentials import peer_identity, peer_key_sha256
 from meshnet.dtypes import Body
 from meshnet.plane.inbox import ConnectionEndedError
 from meshnet.plane.stream import Stream, rest_of
@@ -49,7 +49,7 @@ class TlsStream(Stream):
         """Make the handshake."""
         if not self._sock.server_side:
             self._repeat(self._sock.do_handshake)
-            self.peer = peer_identity(self._sock)
+            self._meet()
             return
         self.wait_for(select.POLLIN)
         first = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
@@ -64,10 +64,14 @@ class TlsStream(Stream):
             with contextlib.suppress(OSError):
                 self._drop_rest()
             raise
-        self.peer = peer_identity(self._sock)
+        self._meet()
         certificate = self._sock.getpeercert()
         if certificate:
             self.expires = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+
+    def _meet(self) -> None:
+        self.peer = peer_identity(self._sock)
+        self.key_sha256 = peer_key_sha256(self._sock)
 
     def is_reusable(self) -> bool:
         """Tell whether an idle connection still serves: nothing may be there to read."""

@@ -107,15 +107,25 @@ class GrantKey(_message.Message):
     expire_time: _timestamp_pb2.Timestamp
     def __init__(self, key_id: _Optional[str] = ..., public_key: _Optional[bytes] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
+class RemovedKey(_message.Message):
+    __slots__ = ("key_sha256", "expire_time")
+    KEY_SHA256_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    key_sha256: bytes
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, key_sha256: _Optional[bytes] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
 class GrantPolicy(_message.Message):
-    __slots__ = ("required", "keys", "time")
+    __slots__ = ("required", "keys", "time", "removed_keys")
     REQUIRED_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
     required: bool
     keys: _containers.RepeatedCompositeFieldContainer[GrantKey]
     time: _timestamp_pb2.Timestamp
-    def __init__(self, required: _Optional[bool] = ..., keys: _Optional[_Iterable[_Union[GrantKey, _Mapping]]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    removed_keys: _containers.RepeatedCompositeFieldContainer[RemovedKey]
+    def __init__(self, required: _Optional[bool] = ..., keys: _Optional[_Iterable[_Union[GrantKey, _Mapping]]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., removed_keys: _Optional[_Iterable[_Union[RemovedKey, _Mapping]]] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "ttl", "heartbeat_interval")

@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
@@ -231,6 +231,13 @@ class Node:
                     _log.error("the shard's probe failed: %s", error)
                 return error is None
         return age_s < self.settings.hop_timeout_s
+
+    def distrust(self, keys: Mapping[str, int], now: float) -> None:
+        """Refuse members that were removed, also on connections that are open; see `Removals`."""
+        tls = self.settings.tls
+        if tls is not None and tls.removals.learn(keys, now):
+            _log.info("members were removed from the mesh: %d keys are refused", len(keys))
+            self._server.end_removed()
 
     def bandwidths(self) -> dict[str, float]:
         """Give the bytes a second of the links that chunks were sent over, by ``host:port``."""

@@ -14,6 +14,7 @@ from meshnet import __version__
 from meshnet.codec import ENCODINGS
 from meshnet.control.client import ControlClient
 from meshnet.control.fresh import Fresh
+from meshnet.control.removed_keys import removed_in
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, LeaseExpiredError, MeshError
 from meshnet.grants import GrantKey
@@ -241,7 +242,10 @@ class Heartbeat:
         self._interval_s = answer.lease.heartbeat_interval.ToTimedelta().total_seconds()
 
     def _learn(self, policy: types_pb2.GrantPolicy) -> None:
-        """Take in how route grants are to be checked; a key that cannot be read checks none."""
+        """Take in how route grants are to be checked, and who was removed from the mesh.
+
+        A key that cannot be read checks none.
+        """
         keys = {}
         for key in policy.keys:
             with suppress(ValueError):
@@ -249,6 +253,7 @@ class Heartbeat:
                 keys[found.key_id] = found
         now = policy.time.ToNanoseconds() / 1e9
         self._node.grants.learn(required=policy.required, keys=keys, now=now)
+        self._node.distrust(removed_in(policy), now)
 
     def _ask_for_key(self, key_id: str) -> None:
         """Have the control plane asked at once for a key that a grant names; on any thread.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from meshnet.identity import Identity, Role
 from meshnet.join import parse_join_text
 from meshnet.membership import MembershipFolder
 from tests.adversary.calls import CALLS, GRPC_CODES
-from tests.adversary.mesh import FACES, UNHEARD, Call, Mesh, Said, end_of, reason_of
+from tests.adversary.mesh import BOUND_S, FACES, UNHEARD, Call, Mesh, Said, end_of, reason_of
 from tests.control.secured import make_credentials
 
 WRITES = [name for name in CALLS if not name.startswith("list") and name != "renew"]
@@ -100,10 +102,10 @@ async def test_an_expired_certificate_is_not_heard(mesh: Mesh, tmp_path: Path, f
             await mesh.ask_plane("alpha", "GET", "/metrics", own)
 
 
-async def test_a_removed_member_is_none_to_the_control_plane_at_once(
+async def test_a_removed_member_is_none_to_the_control_plane_at_once_and_soon_to_nodes(
     mesh: Mesh, tmp_path: Path
 ) -> None:
-    """Nodes do not ask who was removed: there its certificate serves until it ends."""
+    """Nodes hear of it with their next heartbeat."""
     folder = MembershipFolder(tmp_path / "gone")
     await join(parse_join_text(mesh.node_token), "gone", folder, Role.NODE)
     own = Credentials(folder.files)
@@ -118,9 +120,27 @@ async def test_a_removed_member_is_none_to_the_control_plane_at_once(
             for call in (renew, *CALLS.values()):
                 said = await call.on(face, mesh, own)
                 assert said == refusal(face, 401, "MEMBER_REMOVED"), call.method
-        status, answer = await mesh.ask_plane("alpha", "GET", "/metrics", own)
-        assert status == 200, answer
-    assert end_of(own) < time.time() + DAY_S + 60
+        for node in mesh.nodes:
+            await refused_by(mesh, node, own)
+        for method, path in (
+            ("POST", "/forward"),
+            ("DELETE", f"/sessions/{uuid.uuid4()}"),
+            ("POST", f"/owners/{uuid.uuid4()}"),
+        ):
+            status, answer = await mesh.ask_plane("alpha", method, path, own)
+            assert Said(status, reason_of(answer)) == Said(403, "MEMBER_REMOVED")
+
+
+async def refused_by(mesh: Mesh, node: str, own: Credentials) -> None:
+    """Wait until a node has heard that a member was removed."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            status, answer = await mesh.ask_plane(node, "GET", "/metrics", own)
+            if status == 403:
+                assert reason_of(answer) == "MEMBER_REMOVED"
+                return
+            assert status == 200, answer
+            await asyncio.sleep(0.1)
 
 
 async def test_a_join_token_gives_no_name_that_another_holds(mesh: Mesh, tmp_path: Path) -> None:

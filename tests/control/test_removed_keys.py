@@ -8,8 +8,9 @@ import pytest
 
 from meshnet.control import removed_keys
 from meshnet.control.documents import MemoryDocuments
-from meshnet.control.removed_keys import RemovedKeys
+from meshnet.control.removed_keys import RemovedKeys, removed_in
 from meshnet.errors import Code, MeshError
+from meshnet.v1 import types_pb2
 
 
 class Away(MemoryDocuments):
@@ -83,3 +84,13 @@ async def test_keys_are_forgotten_when_their_last_certificate_has_ended():
     assert not is_refused(later, "k1")
     assert await documents.list("removed-keys") == []
     await later.close()
+
+
+async def test_nodes_hear_of_living_keys_and_of_no_more_than_a_message_holds(monkeypatch):
+    monkeypatch.setattr(removed_keys, "_MAX_PUBLISHED", 3)
+    keys = RemovedKeys(MemoryDocuments(), lambda: 0.0)
+    for number in range(5):
+        await keys.add(f"{number:064x}", 10.5 + number)
+    policy = types_pb2.GrantPolicy()
+    keys.publish(policy)
+    assert removed_in(policy) == {f"{number:064x}": 11 + number for number in (2, 3, 4)}

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from meshnet.authority import Authority
+from meshnet.certificates import spki_sha256
 from meshnet.chunk import Answer, Chunk
+from meshnet.compression import CompressionPolicies
 from meshnet.credentials import Credentials
 from meshnet.errors import MeshError, NextHopError
 from meshnet.identity import Identity, Role
@@ -19,6 +22,7 @@ from meshnet.operations import OwnerId, Reservation
 from meshnet.plane.caller import Caller
 from meshnet.plane.client import PlaneClient
 from meshnet.plane.links import LinkSettings
+from meshnet.plane.server import PlaneServer
 from meshnet.topology import LayerRange, NodeId
 from tests.control.secured import make_credentials, write_credentials
 from tests.plane.certificates import make_authority
@@ -26,6 +30,7 @@ from tests.plane.doubles import (
     BOUND_S,
     P16,
     EchoHandler,
+    GateHandler,
     RawCaller,
     chunk_header,
     new_session,
@@ -318,6 +323,76 @@ async def test_a_connection_ends_with_the_certificate_of_its_caller(tmp_path: Pa
             await status_of(place, gateway)
         mesh.renew(gateway)
         assert await status_of(place, gateway) == 200
+
+
+def remove(at: Credentials, member: Credentials) -> None:
+    """Have one end hear that a member was removed."""
+    assert at.removals.learn({own_key(member): 1_000}, 0.0)
+
+
+def own_key(member: Credentials) -> str:
+    return spki_sha256(x509.load_pem_x509_certificate(member.pem().chain).public_key())
+
+
+async def test_the_open_connection_of_a_removed_member_is_refused_and_those_of_others_go_on(
+    mesh: Mesh,
+) -> None:
+    node, handler = mesh.give(Role.NODE, "alpha"), Counting()
+    gone, honest = mesh.give(Role.NODE, "gone"), mesh.give(Role.GATEWAY, "gate")
+    async with serving(handler, tls=node) as place:
+        async with encrypted(place, gone) as removed, encrypted(place, honest) as other:
+            for caller in (removed, other, removed):
+                await caller.send(CHUNK)
+                assert (await caller.read()).status == 200
+            remove(node, gone)
+            await removed.send(CHUNK)
+            answer = await removed.read()
+            assert (answer.status, answer.closes) == (403, True)
+            assert problem(answer.body)["reason"] == "MEMBER_REMOVED"
+            for _ in range(2):
+                await other.send(CHUNK)
+                answer = await other.read()
+                assert (answer.status, answer.closes) == (200, False)
+        for act in (CHUNK, bare("DELETE", SESSION), bare("POST", OWNER), bare("GET", "/metrics")):
+            async with encrypted(place, gone) as removed:
+                await removed.send(act)
+                assert (await removed.read()).status == 403
+        assert await status_of(place, honest) == 200
+    assert handler.count == 6
+
+
+async def test_what_a_removed_member_has_in_flight_ends(mesh: Mesh) -> None:
+    node, handler = mesh.give(Role.NODE, "alpha"), GateHandler()
+    gone = mesh.give(Role.GATEWAY, "gone")
+    server = PlaneServer(handler, policies=CompressionPolicies(), tls=node)
+    place = await server.start("127.0.0.1", 0)
+    async with encrypted(place, gone) as removed:
+        await removed.send(CHUNK)
+        await handler.entered.wait()
+        remove(node, gone)
+        server.end_removed()
+        await handler.cancelled.wait()
+        assert await removed.at_end()
+    await server.close(0.0)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])
+async def test_a_client_sends_nothing_to_a_removed_node(
+    mesh: Mesh, client_class: type[Any], kept: bool
+) -> None:
+    handler, gateway = Counting(), mesh.give(Role.GATEWAY, "gate")
+    gone, honest = mesh.give(Role.NODE, "alpha"), mesh.give(Role.NODE, "beta")
+    client = client_class(LinkSettings(RAW, tls=gateway))
+    async with serving(handler, tls=gone) as one, serving(EchoHandler(), tls=honest) as other:
+        addresses = [f"{host}:{port}" for host, port in (one, other)]
+        if kept:
+            await forward(client, addresses[0], ALPHA)
+        remove(gateway, gone)
+        with pytest.raises(NextHopError, match="node/alpha was removed from the mesh"):
+            await forward(client, addresses[0], ALPHA)
+        await forward(client, addresses[1], BETA)
+        await client.close()
+    assert handler.count == kept
 
 
 async def status_of(place: tuple[str, int], own: Credentials) -> int:
