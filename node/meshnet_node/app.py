@@ -6,24 +6,18 @@ import asyncio
 import json
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import ml_dtypes
-import numpy as np
 
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
-from meshnet.grammar import Want
 from meshnet.listen import host_port, refuse_exposed
 from meshnet.operations import OwnerId, Rebuild, Release, Reservation
 from meshnet.plane.caller import Caller
@@ -36,6 +30,7 @@ from meshnet.topology import NodeId
 from meshnet_node.backend import LoadedWeights, ShardBackend, ShardSpec
 from meshnet_node.budget import SessionLimits
 from meshnet_node.granted import GrantGate
+from meshnet_node.health import Health
 from meshnet_node.journals import JournalLimits, Journals
 from meshnet_node.metrics import render_metrics
 from meshnet_node.moving import ArrivingCache
@@ -49,9 +44,7 @@ __all__ = ["Node", "NodeSettings"]
 
 _log = logging.getLogger(__name__)
 
-_HEALTH_AGE_S = 10.0
 _HOUSEKEEPING_S = 5.0
-_PROBE_WAIT_S = 0.5
 _SWITCH_S = 25e-6
 """How long a thread that computes in Python may keep one waiting that has received a chunk.
 
@@ -131,10 +124,9 @@ class Node:
         self._journals = Journals(settings.journals)
         self._server = PlaneServer(self, policies=policies, tls=settings.tls, limits=settings.plane)
         self._scheduler: Scheduler | None = None
+        self._health: Health | None = None
         self._owners: Owners | None = None
         self._housekeeping: asyncio.Task[None] | None = None
-        self._probing: Future[None] | None = None
-        self._probe_lock = threading.Lock()
 
     async def listen(self) -> str:
         """Take the port; gives the bound address as ``host:port``.
@@ -175,10 +167,11 @@ class Node:
             hop_timeout_s=self.settings.hop_timeout_s,
             grants=self.grants,
         )
-        await loop.run_in_executor(self._aside, self._run_probe, stage, scheduler)
+        health = Health(stage, scheduler, self._aside, busy_s=self.settings.hop_timeout_s)
+        await loop.run_in_executor(self._aside, health.run)
         if backend.weights is not None:
             await self._begin_probes(stage, backend.weights, scheduler)
-        self.stage = stage
+        self.stage, self._health = stage, health
         self._owners = Owners(stage.sessions)
         self._late.start()
         self._housekeeping = asyncio.create_task(self._keep_house(stage))
@@ -203,34 +196,8 @@ class Node:
             self._scheduler.close()
 
     def healthy(self) -> bool:
-        """Tell whether a forward ran through the shard lately; runs one if none did.
-
-        It never waits for a shard that is busy: the answer would queue behind the chunk,
-        and the node's lease would end meanwhile. A busy shard counts as healthy unless its
-        step takes far longer than those before it. Blocks for half a second at most.
-        """
-        stage, scheduler = self.stage, self._scheduler
-        if stage is None or scheduler is None:
-            return False
-        now = time.perf_counter()
-        if stage.running.hangs(now):
-            return False
-        age_s = now - stage.last_forward
-        if age_s < _HEALTH_AGE_S:
-            return True
-        if stage.queue_depth == 0:
-            with self._probe_lock:
-                probing = self._probing
-                if probing is None or probing.done():
-                    probing = self._aside.submit(self._run_probe, stage, scheduler)
-                    self._probing = probing
-            wait_for([probing], _PROBE_WAIT_S)
-            if probing.done():
-                error = probing.exception()
-                if error is not None:
-                    _log.error("the shard's probe failed: %s", error)
-                return error is None
-        return age_s < self.settings.hop_timeout_s
+        """Tell whether the shard computes, as `Health.check`; blocks for half a second at most."""
+        return self._health is not None and self._health.check()
 
     def distrust(self, keys: Mapping[str, int], now: float) -> None:
         """Refuse members that were removed, also on connections that are open; see `Removals`."""
@@ -335,11 +302,6 @@ class Node:
             "queue_depth": stage.queue_depth,
         }
 
-    def _run_probe(self, stage: Stage, scheduler: Scheduler) -> None:
-        """Run one token through the shard on a cache of its own."""
-        scheduler.run(lambda: _probe(stage.backend), Caller(), urgent=False)
-        stage.last_forward = time.perf_counter()
-
     async def _keep_house(self, stage: Stage) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
@@ -354,24 +316,3 @@ def _let_hops_pass() -> None:
     # started from now on inherit this.
     with suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text(str(_TIMER_SLACK_NS))
-
-
-def _probe(backend: ShardBackend) -> None:
-    """Run one token; any failure of the backend, whatever its kind, is a failed probe."""
-    spec = backend.spec
-    tensor = (
-        np.zeros((1, 1), dtype=np.int32)
-        if spec.holds_embedding
-        else np.ones((1, 1, spec.hidden_size), dtype=ml_dtypes.bfloat16)
-    )
-    want = Want("logits") if spec.holds_head else Want("hidden")
-    try:
-        output = backend.forward(backend.open_cache(), tensor, layers=spec.layers, want=want)
-    except MeshError:
-        raise
-    except Exception as error:
-        raise MeshError(Code.INTERNAL, f"the shard's first forward failed: {error}") from error
-    if output is None or not np.isfinite(output.astype(np.float32)).all():
-        raise MeshError(
-            Code.DATA_LOSS, "the shard's first forward gave numbers that are not finite"
-        )

@@ -57,7 +57,7 @@ async def test_a_node_that_computes_for_three_leases_stays_registered(
     start_node, control, client, monkeypatch
 ):
     """Its health is asked for with every heartbeat, and must not queue behind the chunk."""
-    monkeypatch.setattr("meshnet_node.app._HEALTH_AGE_S", 0.0)
+    monkeypatch.setattr("meshnet_node.health._AGE_S", 0.0)
     hop, node, backend = await start_node("busy", 0, 1)
     heartbeat = await join(control, hop, node, backend.spec)
     await heartbeat.beat()

@@ -162,7 +162,7 @@ async def test_a_loading_node_answers_503_and_is_not_healthy(start_node, client)
 
 async def test_health_means_that_a_forward_ran(start_node, client, monkeypatch):
     hop, _, backend = await start_node("only", 0, 1)
-    monkeypatch.setattr("meshnet_node.app._HEALTH_AGE_S", 0.0)
+    monkeypatch.setattr("meshnet_node.health._AGE_S", 0.0)
     backend.fail_next = ZeroDivisionError("broken")
     status, body = await client.get(hop.address, "/healthz", timeout_s=5.0)
     assert (status, json.loads(body)["status"]) == (503, "failing")
