@@ -42,9 +42,13 @@ class JoinText:
     addresses: tuple[str, ...]
 
     def text(self) -> str:
-        """Write the token, secret and all."""
+        """Write the token, secret and all, with as many addresses as fit a token."""
         pin = base64.urlsafe_b64encode(bytes.fromhex(self.ca_spki_sha256)).decode().rstrip("=")
-        return f"{_PREFIX}.{self.public}.{self.secret}.{pin}@{','.join(self.addresses)}"
+        head = f"{_PREFIX}.{self.public}.{self.secret}.{pin}@"
+        kept = list(self.addresses)
+        while len(head) + len(",".join(kept)) > MAX_CHARS:
+            kept.pop()
+        return head + ",".join(kept)
 
     @property
     def credential(self) -> str:

@@ -32,6 +32,7 @@ from meshnet.control.operators import Operators
 from meshnet.control.reference_service import ReferenceService
 from meshnet.control.references import References
 from meshnet.control.removed_keys import RemovedKeys
+from meshnet.control.replicas import Reached, Replicas
 from meshnet.control.route_service import RouteService
 from meshnet.control.rpc import RpcServer
 from meshnet.control.state import ControlState
@@ -161,15 +162,12 @@ class ControlServer:
         self._settings = settings
         self.state = _open_state(settings)
         self._documents = _documents(settings, self.state)
-        enrolment = operators = self._guard = self._removed = None
+        enrolment = operators = self._guard = self._removed = self._replicas = None
         if self.state is not None:
             self._removed = RemovedKeys(self._documents)
+            self._replicas = Replicas(self._documents)
             enrolment = Enrolment(
-                self.state.authority,
-                self._documents,
-                self._http_reached,
-                self._grpc_reached,
-                self._removed,
+                self.state.authority, self._documents, self._replicas.reached, self._removed
             )
             operators = Operators(self._documents)
             self._guard = Guard(operators, self._removed)
@@ -214,7 +212,7 @@ class ControlServer:
             self._guard,
             settings.limits,
         )
-        self._grpc_port = self._http_port = 0
+        self._grpc_port = 0
         self.socket_folder: Path | None = None
         self._channel: grpc.aio.Channel | None = None
         self._face: HttpFace | None = None
@@ -247,6 +245,8 @@ class ControlServer:
             await self._documents.open()
             if self._removed is not None:
                 await self._removed.start()
+            if self._replicas is not None:
+                await self._replicas.start(self._reached(listener.getsockname()[1]))
             if self._grants is not None:
                 await self._grants.start()
             await self._references.read()
@@ -270,9 +270,8 @@ class ControlServer:
         transcoder = Transcoder(self._channel, SERVICES, admit, settings.limits)
         self._face = HttpFace(transcoder.handle, own, settings.close_grace_s, tls, settings.limits)
         await self._face.start(listener)
-        self._http_port = listener.getsockname()[1]
         return Addresses(
-            host_port(settings.http_host, self._http_port),
+            host_port(settings.http_host, listener.getsockname()[1]),
             host_port(settings.grpc_host, self._grpc_port),
         )
 
@@ -289,6 +288,8 @@ class ControlServer:
             await self._grants.close()
         if self._removed is not None:
             await self._removed.close()
+        if self._replicas is not None:
+            await self._replicas.close()
         await self._documents.close()
         if self.state is not None:
             await self.state.close()
@@ -300,15 +301,13 @@ class ControlServer:
         s = "" if self.state is None else "s"
         return Addresses(f"http{s}://{addresses.http}", f"grpc{s}://{addresses.grpc}")
 
-    def _http_reached(self) -> list[str]:
-        """Give where others reach the JSON face."""
+    def _reached(self, http_port: int) -> Reached:
+        """Give where others reach this one."""
         settings = self._settings
-        return [host_port(settings.advertise or settings.http_host, self._http_port)]
-
-    def _grpc_reached(self) -> list[str]:
-        """Give where others reach the gRPC face."""
-        settings = self._settings
-        return [host_port(settings.advertise or settings.grpc_host, self._grpc_port)]
+        return Reached(
+            host_port(settings.advertise or settings.http_host, http_port),
+            host_port(settings.advertise or settings.grpc_host, self._grpc_port),
+        )
 
     def _age(self) -> tuple[tuple[str, str], ...]:
         """Give the metadata that states how old answers may be, while the store is away."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,6 +28,7 @@ from meshnet.control.join_tokens import JoinToken, JoinTokens
 from meshnet.control.members import Member, Members
 from meshnet.control.paging import page_of
 from meshnet.control.removed_keys import RemovedKeys
+from meshnet.control.replicas import Reached
 from meshnet.control.validate import check_node_id, check_required
 from meshnet.errors import Code, MeshError
 from meshnet.identity import Identity, Role
@@ -45,16 +46,14 @@ class Enrolment:
     Attributes:
         authority: certifies them.
         documents: keeps tokens and members.
-        http_addresses: gives ``host:port`` of the JSON face of each replica, for join tokens.
-        grpc_addresses: gives ``host:port`` of the gRPC face of each, for those who joined.
+        reached: gives where replicas are reached: for join tokens, and those who joined.
         removed: keys of members that were removed.
         wall_clock: seconds since 1970.
     """
 
     authority: Authority
     documents: Documents
-    http_addresses: Callable[[], Sequence[str]]
-    grpc_addresses: Callable[[], Sequence[str]]
+    reached: Callable[[], Awaitable[Sequence[Reached]]]
     removed: RemovedKeys
     wall_clock: Callable[[], float] = time.time
 
@@ -93,7 +92,7 @@ class EnrollmentService:
                 renew_time=timestamp(issued.renew_s),
                 role=ROLE_NUMBERS[token.spec.role],
                 model=token.spec.model,
-                grpc_addresses=enrolment.grpc_addresses(),
+                grpc_addresses=[replica.grpc for replica in await enrolment.reached()],
             )
             if token.spec.layers is not None:
                 answer.layers.CopyFrom(layers_message(token.spec.layers))
@@ -151,7 +150,7 @@ class EnrollmentService:
             join_token=token_message(token),
             token=f"{token.public}.{secret}",
             ca_spki_sha256=enrolment.authority.spki_sha256,
-            http_addresses=enrolment.http_addresses(),
+            http_addresses=[replica.http for replica in await enrolment.reached()],
         )
 
     async def ListJoinTokens(  # noqa: N802

@@ -14,6 +14,7 @@ from meshnet.control.documents import MemoryDocuments
 from meshnet.control.enrollment_service import EnrollmentService, Enrolment
 from meshnet.control.join_tokens import TokenSpec
 from meshnet.control.removed_keys import RemovedKeys
+from meshnet.control.replicas import Reached
 from meshnet.errors import Code, MeshError
 from meshnet.identity import Identity, Role
 from meshnet.v1 import enrollment_service_pb2 as pb
@@ -31,8 +32,7 @@ class Mesh:
             Enrolment(
                 self.authority,
                 self.documents,
-                lambda: ["h:1"],
-                lambda: ["g:2"],
+                self.reached,
                 RemovedKeys(self.documents, self.clock),
                 self.clock,
             )
@@ -40,6 +40,9 @@ class Mesh:
 
     def clock(self) -> float:
         return self.now_s
+
+    async def reached(self) -> list[Reached]:
+        return [Reached("h:1", "g:2")]
 
     async def token(self, **fields) -> str:
         fields.setdefault("role", pb.ROLE_NODE)

@@ -21,6 +21,7 @@ from meshnet.control.httpmeta import mesh_error_answer
 from meshnet.control.joining import join, renew
 from meshnet.control.removed_keys import RemovedKeys
 from meshnet.control.renewal import Due, Renewal
+from meshnet.control.replicas import Reached
 from meshnet.control.state import ControlState
 from meshnet.credentials import Credentials, peer_identity
 from meshnet.errors import Code, ConfigError, MeshError
@@ -60,11 +61,13 @@ class Mesh:
         enrolment = Enrolment(
             self.state.authority,
             documents,
-            lambda: [self.address],
-            lambda: ["g:7071"],
+            self.reached,
             RemovedKeys(documents),
         )
         self.service = EnrollmentService(enrolment)
+
+    async def reached(self):
+        return [Reached(self.address, "g:7071")]
 
     @asynccontextmanager
     async def serving(self):

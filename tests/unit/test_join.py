@@ -18,6 +18,12 @@ def test_it_is_read_as_written_and_fits_a_line():
     assert len(JoinText(PUBLIC, SECRET, PIN, ("192.168.100.200:65535",)).text()) < 120
 
 
+def test_as_many_addresses_are_written_as_fit_a_token():
+    addresses = tuple(f"{'a' * 240}{number}:7070" for number in range(9))
+    text = JoinText(PUBLIC, SECRET, PIN, addresses).text()
+    assert parse_join_text(text).addresses == addresses[:3]
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
