@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -14,26 +13,22 @@ import typer
 
 from meshnet import config
 from meshnet.cli.join import Join, default_name, join_mesh
-from meshnet.cli.output import Json, errors
+from meshnet.cli.output import Json
 from meshnet.cli.secured import Insecure
-from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
+from meshnet.cli.serving import ExitWithParent, Limits, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
-from meshnet.control.reference_file import REFERENCE_FILE, read_reference_file
 from meshnet.errors import ConfigError
 from meshnet.identity import Role
 from meshnet.limits import change_limits
 from meshnet.plane.server import PlaneLimits
 from meshnet.topology import LayerRange, parse_layers, parse_node_id
-from meshnet.v1.reference_service_pb2 import Reference
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
-from meshnet_node.app import Node, NodeSettings
-from meshnet_node.backend import ShardBackend, ShardSpec
+from meshnet_node.app import NodeSettings
 from meshnet_node.budget import SessionLimits
-from meshnet_node.heartbeat import Heartbeat, Registration
 from meshnet_node.journals import JournalLimits
-from meshnet_node.model_files import ModelFiles, resolve_model
 from meshnet_node.prober import PROBE_INTERVAL_S
-from meshnet_node.stub import StubBackend
+from meshnet_node.process import Place, node_process
+from meshnet_node.shard_source import model_source, stub_source
 
 __all__ = ["node"]
 
@@ -189,21 +184,25 @@ def node(
             "--layers is missing; expected START:END, as 0:10, or a join token with layers",
             field="--layers",
         )
-    open_backend: Callable[[], ShardBackend]
     if backend is BackendName.STUB:
         # In a mesh a route must end in logits; alone, every chunk just passes through.
-        stub = StubBackend(
+        source = stub_source(
             shard_layers,
             hidden_size=hidden_size,
-            num_layers=_stub_layers(stub_layers, shard_layers),
+            num_layers=stub_layers,
             head=control is not None,
             delay_s=stub_delay_ms / 1e3,
             busy=stub_busy,
         )
-        spec, open_backend, reference = stub.spec, lambda: stub, None
     else:
-        spec, open_backend, reference = _transformers(
-            settings, model, shard_layers, dtype, threads, allow_unverified=allow_unverified
+        source = model_source(
+            model,
+            shard_layers,
+            hub_endpoint=settings.hub_endpoint,
+            cache_dir=settings.cache_dir,
+            dtype=dtype.value,
+            threads=threads,
+            allow_unverified=allow_unverified,
         )
     plane, wire, sessions = _limits(
         limit or [], SessionLimits(cache_tokens=cache_tokens, idle_ttl_s=idle_ttl)
@@ -219,51 +218,18 @@ def node(
         tls=tls,
         insecure=insecure,
     )
-
-    @asynccontextmanager
-    async def service() -> AsyncIterator[None]:
-        served = Node(node_settings, open_backend, settings.compression)
-        try:
-            if enrolled is not None:
-                enrolled.start()
-            address = await served.listen()
-            announce(
-                "listening",
-                f"node {identity}: listening on {address}",
-                as_json=as_json,
-                address=address,
-            )
-            heartbeat: Heartbeat | None = None
-            if control is not None:
-                public = advertise or _public_address(address, control)
-                registration = Registration(identity, spec, public, region, zone, tls, reference)
-                heartbeat = Heartbeat(control, registration, served, served.bandwidths)
-                await heartbeat.start()
-            try:
-                await served.load()
-                if heartbeat is not None:
-                    await heartbeat.beat()
-                announce(
-                    "ready",
-                    f"node {identity}: serving layers {spec.layers} of {spec.model}",
-                    as_json=as_json,
-                    node=identity,
-                    address=address,
-                    layers=str(spec.layers),
-                    model=spec.model,
-                )
-                yield
-                if heartbeat is not None:
-                    await heartbeat.drain(grace)
-            finally:
-                if heartbeat is not None:
-                    await heartbeat.close()
-        finally:
-            await served.close()
-            if enrolled is not None:
-                await enrolled.close()
-
-    serve(service, exit_with_parent=exit_with_parent)
+    place = None if control is None else Place(control, advertise, region, zone)
+    process = partial(
+        node_process,
+        node_settings,
+        source,
+        settings.compression,
+        place,
+        enrolled=enrolled,
+        grace_s=grace,
+        as_json=as_json,
+    )
+    serve(process, exit_with_parent=exit_with_parent)
 
 
 def _limits(
@@ -273,107 +239,8 @@ def _limits(
     return plane, wire, held
 
 
-def _stub_layers(num_layers: int | None, layers: LayerRange) -> int | None:
-    if num_layers is not None and num_layers < layers.end:
-        raise ConfigError(
-            f"--stub-layers: {num_layers}; expected at least {layers.end}, where --layers ends",
-            field="--stub-layers",
-        )
-    return num_layers
-
-
-def _transformers(
-    settings: config.Config,
-    model: str | None,
-    layers: LayerRange,
-    dtype: DtypeName,
-    threads: int | None,
-    *,
-    allow_unverified: bool,
-) -> tuple[ShardSpec, Callable[[], ShardBackend], Reference | None]:
-    """Find the model's files; gives what the shard will hold, how to load it, its reference."""
-    if model is None:
-        raise ConfigError(
-            "--model is missing; expected a model directory or a hub name", field="--model"
-        )
-    files = resolve_model(
-        model,
-        layers,
-        endpoint=settings.hub_endpoint,
-        cache_dir=settings.cache_dir,
-        progress=errors.is_terminal,
-    )
-    spec = ShardSpec(
-        model=files.name,
-        digest=files.digest,
-        layers=layers,
-        num_layers=files.num_layers,
-        hidden_size=files.hidden_size,
-        vocab_size=files.vocab_size,
-        holds_embedding=layers.start == 0,
-        holds_head=layers.end == files.num_layers,
-        cache_bytes_per_token=0,
-    )
-
-    def open_backend() -> ShardBackend:
-        from meshnet_node.hf.shard import TransformersShard
-
-        return TransformersShard(
-            files.directory,
-            layers,
-            model=files.name,
-            digest=files.digest,
-            dtype=dtype.value,
-            threads=threads,
-            allow_unverified=allow_unverified,
-        )
-
-    return spec, open_backend, _reference(files)
-
-
-def _reference(files: ModelFiles) -> Reference | None:
-    """Give the reference that lies beside the weights, if it is of this model."""
-    reference = read_reference_file(files.directory)
-    if reference is not None and reference.model_digest != files.digest:
-        errors.print(
-            f"{files.directory}: {REFERENCE_FILE} is of another digest of the model and not used;"
-            " meshnet model reference makes it anew",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        return None
-    if reference is not None:
-        reference.model = f"models/{files.name}"
-    return reference
-
-
 def _parse(parse: Callable[[str], _T], text: str, flag: str) -> _T:
     try:
         return parse(text)
     except ValueError as error:
         raise ConfigError(f"{flag}: {error}", field=flag) from None
-
-
-def _public_address(address: str, control: str) -> str:
-    """Give the address to register: the one listened on, or where that is any, one that routes.
-
-    Raises:
-        ConfigError: none can be found; ``--advertise`` gives it.
-    """
-    host, _, port = address.rpartition(":")
-    if host not in ("0.0.0.0", "[::]"):  # noqa: S104 - compared, not bound
-        return address
-    target = control.split(",")[0].rpartition("//")[2]
-    target_host, target_port = split_address(target, "--control", 7071)
-    try:
-        found = socket.getaddrinfo(target_host, target_port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[4])  # sends nothing: the system only chooses the way
-            own = probe.getsockname()[0]
-    except OSError as error:
-        raise ConfigError(
-            f"--advertise is needed: no own address found toward {target}: {error}",
-            field="--advertise",
-        ) from None
-    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
