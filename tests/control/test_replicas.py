@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshnet.control import app, replicas
+from meshnet.control import app, removed_keys, replicas
 from meshnet.control.app import ControlServer, ControlSettings
 from meshnet.control.client import ControlClient
 from meshnet.control.documents import MemoryDocuments
@@ -67,6 +67,7 @@ async def pair(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Replica, Replica]]:
     """Two replicas, of one state directory or of a copy, with one store of documents."""
+    monkeypatch.setattr(removed_keys, "_READ_EVERY_S", 0.05)
     first, second = tmp_path / "first", tmp_path / "first"
     if request.param == "copied":
         second = tmp_path / "second"

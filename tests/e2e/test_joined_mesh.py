@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -169,16 +170,33 @@ async def test_no_request_is_lost_when_certificates_end_and_the_authority_is_rot
     assert [answer for answer in answers if answer[0] != 200] == []
 
 
-def test_all_that_a_person_types_is_a_token(tmp_path: Path, model: Path) -> None:
+def complete(url: str) -> int:
+    """Ask a gateway for a completion; gives the number of its tokens."""
+    asked = {"model": "stub", "prompt": [5, 6, 7], "max_tokens": 2, "temperature": 0}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["usage"]["completion_tokens"]
+
+
+def test_all_that_a_person_types_is_a_token(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The control plane is inside a gateway, which serves over a node that joined; so does one
+    that joined itself."""
     env = {"MESHNET_STATE_DIR": str(tmp_path / "user")}
     state = tmp_path / "state"
+    model = write_model(tmp_path_factory.mktemp("models") / "stub")
     config = json.loads((model / "config.json").read_text())
     config |= {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8}
     (model / "config.json").write_text(json.dumps(config))
-    faces = ("--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--state", str(state))
-    faces += ("--no-require-probe",)  # stubs have no numbers to compare
-    with running("control", *faces) as control:
-        url = control.event("listening")["grpc"]
+    gateway = ("gateway", "--model", str(model), "--listen", "127.0.0.1:0")
+    faces = ("--control-listen", "127.0.0.1:0", "--control-grpc-listen", "127.0.0.1:0")
+    faces += ("--state", str(state), "--no-require-probe")  # stubs have no numbers to compare
+    with running(*gateway, *faces) as first:
+        addresses = first.event("listening")
+        url = addresses["control"]
         assert url.startswith("grpcs://")
         admin = ("--control", url, "--credentials", str(state / "admin"))
 
@@ -192,7 +210,6 @@ def test_all_that_a_person_types_is_a_token(tmp_path: Path, model: Path) -> None
         (tmp_path / "token").write_text(for_node)
         node = ("node", "--join", f"@{tmp_path / 'token'}", "--backend", "stub", "--id", "alpha")
         node += ("--listen", "127.0.0.1:0")
-        gateway = ("gateway", "--model", str(model), "--listen", "127.0.0.1:0")
         wrong = meshnet(*gateway, "--join", for_node, **env)
         assert (wrong.returncode, "is for the role node" in wrong.stderr) == (1, True)
         with (
@@ -200,13 +217,16 @@ def test_all_that_a_person_types_is_a_token(tmp_path: Path, model: Path) -> None
             running(*gateway, MESHNET_JOIN=for_gateway, **env) as front,
         ):
             assert started.event("ready")["layers"] == "0-1"
-            front.event("listening")
+            joined = front.event("listening")
+            assert [complete(where["http"]) for where in (addresses, joined)] == [2, 2]
             listed = meshnet_json("nodes", "list", *admin)["nodes"]
             assert [node["name"] for node in listed] == ["nodes/alpha"]
             assert listed[0]["state"] == "NODE_STATE_READY"
             assert listed[0]["endpoints"][0]["uri"].startswith("https://")
             assert started.interrupt() == 0
-            assert not any("Traceback" in line for line in [*started.errors, *front.errors])
+            assert not any(
+                "Traceback" in line for line in [*started.errors, *front.errors, *first.errors]
+            )
         typed = (node[0], "--join", for_node, *node[3:])
         with running(*typed, **env) as again:  # its one use is taken: what it kept is enough
             again.event("ready")
