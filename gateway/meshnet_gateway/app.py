@@ -10,8 +10,9 @@ from typing import Final
 from aiohttp import web
 
 from meshnet.compression import CompressionPolicies
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
+from meshnet.control.settings import ControlSettings
 from meshnet.control.store_url import make_documents
 from meshnet.credentials import Credentials
 from meshnet.listen import host_port, listen, refuse_exposed

@@ -22,9 +22,9 @@ from meshnet.cli.secured import (
 )
 from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
 from meshnet.cli.tls import TlsCa, TlsCert, TlsKey, tls_credentials
-from meshnet.control.app import ControlSettings
 from meshnet.control.limits import DEFAULT_LIMITS as CONTROL_LIMITS
 from meshnet.control.reference_file import read_reference_file
+from meshnet.control.settings import ControlSettings
 from meshnet.errors import ConfigError
 from meshnet.identity import Role
 from meshnet.limits import change_limits

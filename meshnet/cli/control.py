@@ -20,9 +20,10 @@ from meshnet.cli.secured import (
     State,
 )
 from meshnet.cli.serving import ExitWithParent, Limits, announce, serve, split_address
-from meshnet.control.app import API_TITLE, ControlServer, ControlSettings
+from meshnet.control.app import API_TITLE, ControlServer
 from meshnet.control.limits import DEFAULT_LIMITS
 from meshnet.control.openapi import openapi
+from meshnet.control.settings import ControlSettings
 from meshnet.control.state import ADMIN_FOLDER
 from meshnet.control.stubs import SERVICES
 from meshnet.errors import ConfigError

@@ -7,8 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from meshnet.control.app import Addresses, ControlServer, ControlSettings
+from meshnet.control.app import Addresses, ControlServer
 from meshnet.control.client import ControlClient
+from meshnet.control.settings import ControlSettings
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import types_pb2
 from tests.control.etcd_cluster import Cluster, etcd_cluster

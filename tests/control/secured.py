@@ -12,8 +12,9 @@ import aiohttp
 
 from meshnet.authority import Authority
 from meshnet.certificates import make_key, pem_of_key
-from meshnet.control.app import Addresses, ControlServer, ControlSettings
+from meshnet.control.app import Addresses, ControlServer
 from meshnet.control.client import ClientSettings, ControlClient
+from meshnet.control.settings import ControlSettings
 from meshnet.credentials import Credentials
 from meshnet.identity import CONTROL_DNS_NAME, Identity, Role
 from meshnet.tls import TlsFiles, client_context, files_in

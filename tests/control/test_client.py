@@ -8,9 +8,10 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, status_pb2
 
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ClientSettings, ControlClient
 from meshnet.control.hops import to_hops
+from meshnet.control.settings import ControlSettings
 from meshnet.control.status import from_status, to_status
 from meshnet.errors import Code, ConfigError, LeaseExpiredError, MeshError, RouteError
 from meshnet.v1 import node_service_pb2 as node_pb

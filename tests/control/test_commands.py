@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from meshnet.cli import models, nodes, route, status
 from meshnet.cli.models import coverage_bar
 from meshnet.cli.watch import Follower
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
+from meshnet.control.settings import ControlSettings
 from meshnet.errors import ConfigError, MeshError
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import route_service_pb2, types_pb2

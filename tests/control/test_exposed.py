@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshnet.compression import CompressionPolicies
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
+from meshnet.control.settings import ControlSettings
 from meshnet.errors import ConfigError
 from meshnet.listen import refuse_exposed
 from meshnet.topology import LayerRange, NodeId

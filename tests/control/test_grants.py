@@ -9,12 +9,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
 from meshnet.control.documents import MemoryDocuments
 from meshnet.control.fresh import Fresh
 from meshnet.control.grant_issuer import KIND, GrantIssuer, GrantTimes
 from meshnet.control.hops import to_hops
+from meshnet.control.settings import ControlSettings
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import parse_route
 from meshnet.grants import GrantKey, key_id_of, verify

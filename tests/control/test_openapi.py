@@ -22,10 +22,11 @@ from schemathesis.generation import GenerationMode
 from typer.testing import CliRunner
 
 from meshnet.cli import control
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
 from meshnet.control.httprules import HttpRules
 from meshnet.control.openapi import openapi
+from meshnet.control.settings import ControlSettings
 from meshnet.control.stubs import SERVICES
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import types_pb2

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from meshnet.control import app, removed_keys, replicas
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
 from meshnet.control.documents import MemoryDocuments
 from meshnet.control.joining import join, renew
 from meshnet.control.replicas import Reached, Replicas
+from meshnet.control.settings import ControlSettings
 from meshnet.control.store_url import make_documents
 from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError

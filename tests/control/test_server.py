@@ -11,8 +11,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.limits import DEFAULT_LIMITS
+from meshnet.control.settings import ControlSettings
 from meshnet.errors import Code, ConfigError, MeshError
 
 SERVICES = {"meshnet.v1.NodeService", "meshnet.v1.RouteService"}

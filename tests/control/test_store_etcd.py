@@ -13,12 +13,13 @@ import aiohttp
 import grpc
 import pytest
 
-from meshnet.control.app import AGE_KEY, ControlServer, ControlSettings
+from meshnet.control.app import AGE_KEY, ControlServer
 from meshnet.control.client import ControlClient
 from meshnet.control.etcd import store as etcd_store
 from meshnet.control.etcd.client import EtcdClient, LeaseGoneError
 from meshnet.control.etcd.keys import PREFIX, key
 from meshnet.control.etcd.store import EtcdStore
+from meshnet.control.settings import ControlSettings
 from meshnet.control.stubs import route_stub
 from meshnet.errors import Code, LeaseExpiredError, MeshError
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd

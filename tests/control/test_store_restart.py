@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ClientSettings, ControlClient
+from meshnet.control.settings import ControlSettings
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.v1 import node_service_pb2 as pb
 from tests.control.conftest import make_node

@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 from meshnet.authority import Authority
 from meshnet.cli import control as control_commands
 from meshnet.compression import CompressionPolicies
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
 from meshnet.control.enrolled import Enrolled
+from meshnet.control.settings import ControlSettings
 from meshnet.credentials import Credentials
 from meshnet.join import JoinText
 from meshnet.membership import MembershipFolder

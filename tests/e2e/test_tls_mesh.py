@@ -12,8 +12,9 @@ import aiohttp
 import pytest
 
 from meshnet.compression import CompressionPolicies
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
+from meshnet.control.settings import ControlSettings
 from meshnet.credentials import Credentials
 from meshnet.topology import LayerRange, NodeId
 from meshnet_gateway.app import Gateway, GatewaySettings

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 
 from meshnet.compression import CompressionPolicies
-from meshnet.control.app import ControlSettings
 from meshnet.control.grant_issuer import GrantTimes
+from meshnet.control.settings import ControlSettings
 from meshnet.topology import LayerRange, NodeId
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText

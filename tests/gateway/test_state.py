@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from meshnet.compression import CompressionPolicies
-from meshnet.control.app import ControlSettings
 from meshnet.control.client import ControlClient
+from meshnet.control.settings import ControlSettings
 from meshnet.credentials import Credentials
 from meshnet.errors import MeshError
 from meshnet.tls import files_in

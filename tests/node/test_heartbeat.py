@@ -11,8 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
+from meshnet.control.settings import ControlSettings
 from meshnet.errors import MeshError
 from meshnet.topology import SessionId
 from meshnet.v1 import node_service_pb2 as nodes_pb2

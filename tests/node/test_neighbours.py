@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from meshnet.control.app import ControlServer, ControlSettings
+from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
+from meshnet.control.settings import ControlSettings
 from meshnet.topology import LayerRange, NodeId
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet_node.backend import ShardSpec
