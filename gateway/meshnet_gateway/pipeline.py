@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import uuid
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +24,7 @@ from meshnet.timing import parse_timings
 from meshnet.topology import Hop, NodeId, Route, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_gateway.cutting import cut_tokens, split_tokens
+from meshnet_gateway.sending import ChunkSender
 from meshnet_gateway.steps import StepOutput
 from meshnet_gateway.window import Window
 
@@ -94,7 +94,12 @@ class RoutePipeline:
         self._owner = owner
         self._grant = grant
         self._has_shown = False
-        self._window = Window(len(route), settings.window)
+        self._sender = ChunkSender(
+            client,
+            Window(len(route), settings.window),
+            max_tokens=max_tokens,
+            timeout_s=settings.step_timeout_s,
+        )
         self._begun = False
         self._closed = False
         self.epoch = 0
@@ -160,7 +165,7 @@ class RoutePipeline:
         answers: list[Answer] = []
         header = self._header(self.route, tensor)
         try:
-            await self._send_all(self.route, header, chunks, (others or want, want), answers)
+            await self._sender.send(self.route, header, chunks, (others or want, want), answers)
         finally:
             self.position += sum(chunk.shape[1] for chunk in chunks[: len(answers)])
         self._apart.clear()
@@ -185,7 +190,7 @@ class RoutePipeline:
         tensor = np.asarray(token_ids, dtype=np.int32)[None]
         header = self._header(hops, tensor)._replace(position=0, journal=True, grant=self._grant)
         wants = (_NO_ANSWER, _NO_ANSWER)
-        await self._send_all(hops, header, self._cut(tensor, sizes), wants, [])
+        await self._sender.send(hops, header, self._cut(tensor, sizes), wants, [])
 
     async def rebuild(self, before: Hop, hops: Route, mode: RebuildMode) -> None:
         """Have a node feed its journal to the hops that replace those after it.
@@ -267,62 +272,6 @@ class RoutePipeline:
                 raise
             _log.debug("session %s: reserves as it goes: %s", self.session, error)
 
-    def _cut(self, tensor: npt.NDArray[Any], sizes: Sequence[int] | None) -> list[npt.NDArray[Any]]:
-        if sizes is None:
-            return split_tokens(tensor, self._settings.chunk_tokens)
-        return cut_tokens(tensor, sizes)
-
-    async def _send_all(
-        self,
-        route: Route,
-        first: ChunkHeader,
-        chunks: Sequence[npt.NDArray[Any]],
-        wants: tuple[Want, Want],
-        answers: list[Answer],
-    ) -> None:
-        """Send chunks in order, several in flight; puts their answers into `answers`.
-
-        Args:
-            route: over which.
-            first: header of the first; what differs between them is set here.
-            chunks: along the token axis.
-            wants: of all but the last, and of the last.
-            answers: also where this fails: those that came, without a gap.
-        """
-        in_flight: deque[asyncio.Task[Answer]] = deque()
-        total, start = len(chunks), first.position or 0
-        try:
-            for index, chunk in enumerate(chunks):
-                while len(in_flight) >= self._window.size:
-                    answers.append(await self._take(in_flight))
-                header = first._replace(
-                    shape=chunk.shape,
-                    chunk_index=index,
-                    chunk_total=total,
-                    position=start,
-                    want=wants[index == total - 1],
-                    max_tokens=self._max_tokens if start == 0 else None,
-                )
-                start += chunk.shape[1]
-                in_flight.append(asyncio.create_task(self._send(route[0], header, chunk)))
-            while in_flight:
-                answers.append(await self._take(in_flight))
-        finally:
-            for task in in_flight:
-                task.cancel()
-            await asyncio.gather(*in_flight, return_exceptions=True)
-
-    async def _take(self, in_flight: deque[asyncio.Task[Answer]]) -> Answer:
-        """Wait for the oldest chunk's answer, and learn of the stages from it."""
-        answer = await in_flight.popleft()
-        self._window.observe(parse_timings(answer.header.server_timing))
-        return answer
-
-    async def _send(self, first: Hop, header: ChunkHeader, chunk: npt.NDArray[Any]) -> Answer:
-        return await self._client.forward(
-            first.address, first.node, header, chunk, timeout_s=self._settings.step_timeout_s
-        )
-
     async def close(self) -> None:
         """Free the session's caches along the route; a silent node frees them by idle time."""
         if self._closed:
@@ -340,6 +289,11 @@ class RoutePipeline:
         except MeshError as error:
             level = logging.DEBUG if alone else logging.WARNING  # who was left is often dead
             _log.log(level, "session %s: release failed: %s", self.session, error)
+
+    def _cut(self, tensor: npt.NDArray[Any], sizes: Sequence[int] | None) -> list[npt.NDArray[Any]]:
+        if sizes is None:
+            return split_tokens(tensor, self._settings.chunk_tokens)
+        return cut_tokens(tensor, sizes)
 
     def _header(self, route: Route, tensor: npt.NDArray[Any]) -> ChunkHeader:
         """Give what the chunks of a tensor have in common, at the session's position."""
