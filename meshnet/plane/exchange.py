@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from meshnet.chunk import Answer, Chunk
 from meshnet.codec import ENCODINGS
-from meshnet.dtypes import Body, view_bytes
 from meshnet.errors import Code, MeshError, WireError
 from meshnet.grammar import parse_count
 from meshnet.plane.bodies import (
     check_length,
-    compress_body,
     decompress_body,
     read_body,
     read_exactly,
     read_into,
 )
 from meshnet.plane.caller import Caller, CallerGoneError
+from meshnet.plane.handler_calls import FORWARD, HandlerCalls
 from meshnet.plane.http1 import CONTINUE, RequestHead, parse_request
 from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, Reading, read_head
 from meshnet.plane.memo import POSITION, LastHead
 from meshnet.plane.reply import Reply, late, not_allowed, problem
 from meshnet.plane.service import Service
-from meshnet.plane.session_requests import OWNERS, SESSIONS, answer_owner, answer_session
 from meshnet.plane.stream import Stream
 from meshnet.plane.tls import check_caller, is_member, is_removed, removed
-from meshnet.wire import ChunkHeader, unpack_chunk, view_tensor
+from meshnet.wire import ChunkHeader, unpack_chunk
 
 __all__ = ["Exchange"]
 
-logger = logging.getLogger(__name__)
-
-_FORWARD: Final = "/forward"
 _DRAIN_BYTES: Final = 64 * 1024
 """An unread body up to this is read and dropped; for a longer one the connection closes."""
 _PACED_BYTES: Final = 8 * 1024 * 1024
@@ -66,6 +58,8 @@ class Exchange:
         self.stream = stream
         self.caller = Caller()
         self._service = service
+        self._calls = HandlerCalls(service, self.caller)
+        self._forward = self._calls.forward
         # Bytes of the current request's body still to come; None where that is not known
         # and the connection cannot be used again.
         self._unread: int | None = 0
@@ -216,32 +210,13 @@ class Exchange:
         path = request.target.partition("?")[0]
         if not self._is_member:
             check_caller(self.stream.peer, request.method, path)
-        if path == _FORWARD:
+        if path == FORWARD:
             if request.method == "POST":
                 header = self._unpack(request)
                 self._service.chunks.keep(head, (replace(request, fields=[]), header))
                 return self._receive_chunk(request, header)
             return not_allowed(request.method, path, "POST")
-        if path.startswith(SESSIONS):
-            handler = self._service.handler
-            return self._call(
-                lambda: answer_session(
-                    request, path, handler, self.caller, lambda into: self._fill(request, into)
-                ),
-                path,
-            )
-        if path.startswith(OWNERS):
-            handler = self._service.handler
-            return self._call(lambda: answer_owner(request, path, handler, self.caller), path)
-        found = self._call(lambda: self._service.handler.get(path), path)
-        if found is None:
-            raise MeshError(
-                Code.NOT_FOUND, f"{path[:80]!r} is not served here; chunks go to POST {_FORWARD}"
-            )
-        if request.method not in ("GET", "HEAD"):
-            return not_allowed(request.method, path, "GET, HEAD")
-        status, content_type, body = found
-        return Reply(status, [("Content-Type", content_type)], body)
+        return self._calls.answer(request, path, lambda into: self._fill(request, into))
 
     def _unpack(self, request: RequestHead) -> ChunkHeader:
         header = unpack_chunk(request.fields, self._service.limits.wire)
@@ -261,21 +236,6 @@ class Exchange:
             return self._forward(header, body)
         raw, codec_s = decompress_body(header.encoding, body, num_bytes, header.width)
         return self._forward(header, raw, len(body), codec_s)
-
-    def _forward(
-        self, header: ChunkHeader, raw: Body, wire_bytes: int | None = None, codec_s: float = 0.0
-    ) -> Reply:
-        """Run a chunk; an error is its answer."""
-        try:
-            tensor = view_tensor(raw, header.shape, header.dtype)
-            chunk = Chunk(header, tensor, len(raw) if wire_bytes is None else wire_bytes, codec_s)
-            return self._pack(self._service.handler.forward(chunk, self.caller), header)
-        except MeshError as error:
-            return problem(error)
-        except CallerGoneError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a backend raises is its own fault
-            return problem(_fault(_FORWARD, error))
 
     def _receive(self, request: RequestHead, header: ChunkHeader, num_bytes: int) -> memoryview:
         """Read a chunk's body, whose header has been found good; `num_bytes` is the tensor's."""
@@ -327,38 +287,3 @@ class Exchange:
             raise WireError(f"the connection ended within a body of {num_bytes} bytes") from None
         self._unread = 0
         return read
-
-    def _call(self, work: Callable[[], _T], path: str) -> _T:
-        """Call the handler."""
-        try:
-            return work()
-        except (MeshError, CallerGoneError):
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
-            raise _fault(path, error) from None
-
-    def _pack(self, answer: Answer, asked: ChunkHeader) -> Reply:
-        header, tensor = answer.header, answer.tensor
-        if tensor is None:
-            return Reply(204, [], None, header._replace(shape=None, encoding=None))
-        if tensor.nbytes != header.num_bytes:
-            logger.error("answer of %d bytes for a header of %s", tensor.nbytes, header)
-            raise MeshError(Code.INTERNAL, "the node made an answer unlike its own header")
-        body: Body = view_bytes(tensor)
-        encoding = None
-        if asked.accept_encoding:
-            chooser = self._service.chooser
-            plan = chooser.choose(
-                body, asked.phase, width=header.width, accepted=asked.accept_encoding
-            )
-            sent = compress_body(body, plan, chooser)
-            body, encoding = sent.body, sent.encoding
-        if encoding != header.encoding:
-            header = header._replace(encoding=encoding)
-        return Reply(200, [], body, header)
-
-
-def _fault(path: str, error: Exception) -> MeshError:
-    """Log the handler's exception; gives the error to answer instead."""
-    logger.error("handler failed on %s", path, exc_info=error)
-    return MeshError(Code.INTERNAL, "the node failed on this request; its log says why")

@@ -16,7 +16,7 @@ from meshnet.plane.http1 import RequestHead
 from meshnet.plane.reply import Reply, not_allowed
 from meshnet.topology import SessionId
 
-__all__ = ["OWNERS", "SESSIONS", "answer_owner", "answer_session"]
+__all__ = ["OWNERS", "SESSIONS", "Receive", "answer_owner", "answer_session"]
 
 SESSIONS: Final = "/sessions/"
 OWNERS: Final = "/owners/"
