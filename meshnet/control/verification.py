@@ -92,7 +92,7 @@ class Verifier:
     ) -> pb.Verification:
         known = self._references.of_model(shard.model)
         if not known:
-            return self._without_reference(shard)
+            return self._without_reference(shard, node.verification, report)
         own = known.get(shard.model_digest)
         if own is None or own.reference.num_layers != shard.layer_count:
             digests = ", ".join(digest[:12] for digest in known)
@@ -112,7 +112,14 @@ class Verifier:
             return _failed(verdict.reason, verdict.message)
         return pb.Verification(state=_VERIFIED)
 
-    def _without_reference(self, shard: types_pb2.Shard) -> pb.Verification:
+    def _without_reference(
+        self, shard: types_pb2.Shard, before: pb.Verification, report: pb.ProbeReport | None
+    ) -> pb.Verification:
+        """Take the node's own word, which is all there is: against itself it is believed."""
+        if report is None and before.reason == "PROBE_FAILED":
+            return before
+        if report is not None and report.problem:
+            return _failed("PROBE_FAILED", f"the node's own probe failed: {report.problem}")
         if not self._require:
             return pb.Verification(state=_UNVERIFIED)
         model = shard.model.removeprefix("models/")

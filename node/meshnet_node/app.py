@@ -68,7 +68,7 @@ class NodeSettings:
         plane: limits of connections, heads and chunks.
         journals: limits of what is kept of sessions for the recovery of the next hop.
         probe_interval_s: between probes of the shard while it serves; 0 for none but at the
-            start and after errors.
+            start and after errors; None for one with each heartbeat.
         tls: credentials for callers' connections and those to the hops after; None for plain ones.
         insecure: whether it may listen where other machines reach it without knowing callers.
     """
@@ -81,7 +81,7 @@ class NodeSettings:
     sessions: SessionLimits = field(default_factory=SessionLimits)
     journals: JournalLimits = field(default_factory=JournalLimits)
     plane: PlaneLimits = field(default_factory=PlaneLimits)
-    probe_interval_s: float = PROBE_INTERVAL_S
+    probe_interval_s: float | None = None
     tls: Credentials | None = None
     insecure: bool = False
 
@@ -99,6 +99,7 @@ class Node:
 
     Attributes:
         grants: which sessions are taken, and over which routes.
+        on_news: called, on any thread, when the control plane is to hear of this node at once.
 
     Raises:
         ConfigError: a file of TLS cannot be used.
@@ -114,6 +115,9 @@ class Node:
         self.stage: Stage | None = None
         self.grants = GrantGate(settings.node)
         self.prober: Prober | None = None
+        self.on_news: Callable[[], None] = lambda: None
+        self._found_wrong = ""
+        self._beat_s = PROBE_INTERVAL_S
         self._open_backend = open_backend
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
         # On a connection that was kept, a question could be lost where its chunk was.
@@ -172,6 +176,7 @@ class Node:
         if backend.weights is not None:
             await self._begin_probes(stage, backend.weights, scheduler)
         self.stage, self._health = stage, health
+        self._refuse()
         self._owners = Owners(stage.sessions)
         self._late.start()
         self._housekeeping = asyncio.create_task(self._keep_house(stage))
@@ -205,6 +210,17 @@ class Node:
         if tls is not None and tls.removals.learn(keys, now):
             _log.info("members were removed from the mesh: %d keys are refused", len(keys))
             self._server.end_removed()
+
+    def pace_probes(self, interval_s: float) -> None:
+        """Probe with each heartbeat, unless the settings say otherwise."""
+        self._beat_s = interval_s
+        if self.prober is not None and self.settings.probe_interval_s is None:
+            self.prober.interval_s = interval_s
+
+    def judge_numbers(self, found_wrong: str) -> None:
+        """Hear why the control plane holds this node's numbers wrong; empty if it does not."""
+        self._found_wrong = found_wrong
+        self._refuse()
 
     def bandwidths(self) -> dict[str, float]:
         """Give the bytes a second of the links that chunks were sent over, by ``host:port``."""
@@ -259,16 +275,29 @@ class Node:
         def passed() -> None:
             stage.last_forward = time.perf_counter()
 
+        def changed() -> None:
+            self._refuse()
+            self.on_news()
+
+        interval_s = self.settings.probe_interval_s
         prober = self.prober = Prober(
             stage.backend,
             weights,
             scheduler,
-            interval_s=self.settings.probe_interval_s,
+            interval_s=self._beat_s if interval_s is None else interval_s,
             on_forward=passed,
+            on_news=changed,
+            num_chunks=lambda: stage.num_chunks,
         )
         await asyncio.get_running_loop().run_in_executor(self._aside, prober.run)
         stage.on_failure = prober.wish
         prober.start()
+
+    def _refuse(self) -> None:
+        """Take no new sessions while what is computed here is not to be used."""
+        own = "" if self.prober is None else self.prober.failure
+        if self.stage is not None:
+            self.stage.sessions.refusal = own or self._found_wrong
 
     async def _ask(self, address: str, timeout_s: float) -> None:
         await ask_health(self._asker, address, timeout_s)

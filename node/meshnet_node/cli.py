@@ -26,7 +26,6 @@ from meshnet.wire import DEFAULT_LIMITS, WireLimits
 from meshnet_node.app import NodeSettings
 from meshnet_node.budget import SessionLimits
 from meshnet_node.journals import JournalLimits
-from meshnet_node.prober import PROBE_INTERVAL_S
 from meshnet_node.process import Place, node_process
 from meshnet_node.shard_source import model_source, stub_source
 
@@ -141,12 +140,13 @@ def node(
     ] = False,
     insecure: Insecure = False,
     probe_interval: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0.0,
             help="Seconds between probes of what is computed here; 0 for none while serving.",
+            show_default="with each heartbeat",
         ),
-    ] = PROBE_INTERVAL_S,
+    ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,

@@ -112,6 +112,7 @@ class Heartbeat:
         self._interval_s = _RETRY_S
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._hurry = asyncio.Event()
         self._met: set[str] = set()
         self._asking = Fresh(self._ask_for_keys, _ASK_EVERY_S)
 
@@ -127,6 +128,7 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._node.grants.incarnation = self._incarnation
         self._node.grants.ask = self._ask_for_key
+        self._node.on_news = self._beat_at_once
         try:
             await self._register()
         except MeshError as error:
@@ -178,6 +180,7 @@ class Heartbeat:
     async def close(self) -> None:
         """Stop beating and leave the mesh; a control plane that is away sees the lease end."""
         self._node.grants.ask = None
+        self._node.on_news = lambda: None
         await end_task(self._task)
         await self._neighbours.close()
         await self._tell(self._client.deregister(self._registration.node))
@@ -197,7 +200,10 @@ class Heartbeat:
     async def _run(self) -> None:
         delay_s = self._interval_s
         while True:
-            await asyncio.sleep(delay_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._hurry.wait()
+            self._hurry.clear()
             try:
                 await self.beat()
                 delay_s = self._interval_s
@@ -205,8 +211,13 @@ class Heartbeat:
                 _log.warning("node %s: heartbeat failed: %s", self._registration.node, error)
                 delay_s = min(self._interval_s, _RETRY_S)
 
+    def _beat_at_once(self) -> None:
+        """Tell what this node found of its own numbers; on any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hurry.set)
+
     async def _beat_once(self) -> nodes_pb2.HeartbeatResponse:
-        probes, number = self._reporter.pending()
+        probes, told = self._reporter.pending()
         answer = await self._client.heartbeat(
             self._registration.node,
             lease_id=self._lease_id,
@@ -215,7 +226,7 @@ class Heartbeat:
             load=self._load(),
             probes=probes,
         )
-        self._wants_again = self._reporter.hear(answer, number)
+        self._wants_again = self._reporter.hear(answer, told)
         return answer
 
     async def _register(self) -> None:
@@ -240,6 +251,7 @@ class Heartbeat:
         self._learn(answer.grants)
         self._lease_id = answer.lease.lease_id
         self._interval_s = answer.lease.heartbeat_interval.ToTimedelta().total_seconds()
+        self._node.pace_probes(self._interval_s)
 
     def _learn(self, policy: types_pb2.GrantPolicy) -> None:
         """Take in how route grants are to be checked, and who was removed from the mesh.

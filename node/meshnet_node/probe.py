@@ -5,7 +5,7 @@ What is computed here is compared elsewhere: with what a whole model gave, see `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import numpy as np
@@ -25,12 +25,16 @@ from meshnet.probes import (
 from meshnet.topology import LayerRange
 from meshnet_node.backend import ShardBackend
 
-__all__ = ["Turn", "part_input", "part_layer", "probe_part", "probed_parts", "run_part"]
+__all__ = ["Output", "Work", "part_input", "part_layer", "probed_parts", "probing", "run_part"]
 
 Output = npt.NDArray[Any]
 
-Turn = Callable[[Callable[[], Output]], Output]
-"""Waits until the shard may compute, and does what it is given then."""
+Work = Callable[[], Output]
+"""One forward, for when the shard may compute.
+
+Raises:
+    MeshError: the computation fails.
+"""
 
 _HIDDEN: Final = Want("hidden")
 
@@ -42,19 +46,19 @@ def probed_parts(backend: ShardBackend) -> tuple[str, ...]:
     return (*map(layer_part, layers), *([HEAD] if spec.holds_head else []), WHOLE)
 
 
-def probe_part(backend: ShardBackend, part: str, turn: Turn) -> PartReport:
-    """Compute one part on its seeded input, a turn for each forward; gives its sketches.
+def probing(backend: ShardBackend, part: str) -> Generator[Work, Output, PartReport]:
+    """Compute one part on its seeded input: gives out each forward, takes in what it gave.
 
-    Raises:
-        MeshError: the computation fails, or no turn came.
+    Returns:
+        Its sketches.
     """
     if part != WHOLE:
-        return PartReport(sketch=make_sketch(turn(lambda: run_part(backend, part))))
+        return PartReport(sketch=make_sketch((yield lambda: run_part(backend, part))))
     layers = backend.spec.layers
     values = given = part_input(backend, layers.start)
-    whole = turn(lambda: _run(backend, layers, given, _HIDDEN))
+    whole = yield lambda: _run(backend, layers, given, _HIDDEN)
     for layer in range(layers.start, layers.end):
-        values = turn(_step(backend, layer, values))
+        values = yield _step(backend, layer, values)
     return PartReport(sketch=make_sketch(whole), against=make_sketch(values))
 
 
@@ -80,7 +84,7 @@ def part_input(backend: ShardBackend, layer: int) -> Output:
     return token_input(spec.vocab_size) if layer == 0 else hidden_input(layer, spec.hidden_size)
 
 
-def _step(backend: ShardBackend, layer: int, values: Output) -> Callable[[], Output]:
+def _step(backend: ShardBackend, layer: int, values: Output) -> Work:
     return lambda: _run(backend, LayerRange(layer, layer + 1), values, _HIDDEN)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Final
 
@@ -22,11 +23,14 @@ _log = logging.getLogger(__name__)
 _STALE_S: Final = 300.0
 """How old a probe may be to be told again; an older one is made anew."""
 
+_AGAIN_S: Final = 60.0
+"""After which a report is told though it says what the last one did."""
+
 _State = nodes_pb2.Verification
 
 
 class Reporter:
-    """Sends each probe once, and again where it is asked for.
+    """Sends what is new of each probe, all of it once a minute, and again where it is asked for.
 
     Args:
         node_id: of the node, for the log.
@@ -46,7 +50,9 @@ class Reporter:
         self._model = model
         self._node = node
         self._reference = reference
-        self._told = 0
+        self._told: Probed | None = None
+        self._told_text = b""
+        self._told_s = -math.inf
         self._state = _State.STATE_UNSPECIFIED
 
     async def introduce(self, client: ControlClient) -> None:
@@ -55,7 +61,8 @@ class Reporter:
         The first node that has one is believed. Where only operators may give references,
         it is left to them.
         """
-        self._told = 0
+        self._told = None
+        self._told_s = -math.inf
         if self._reference is None:
             return
         try:
@@ -67,25 +74,47 @@ class Reporter:
             level = logging.WARNING if is_other else logging.INFO
             _log.log(level, "node %s: its reference was not taken: %s", self._node_id, error)
 
-    def pending(self) -> tuple[list[nodes_pb2.ProbeReport], int]:
-        """Give what is to be told, and its number for `hear`."""
+    def pending(self) -> tuple[list[nodes_pb2.ProbeReport], Probed | None]:
+        """Give what is to be told, and the probe that it is of, for `hear`."""
         latest = self._latest()
-        if latest is None or latest.number == self._told:
-            return [], self._told
-        return [report_message(self._model, latest.report)], latest.number
+        if latest is None or latest is self._told:
+            return [], None
+        message = report_message(self._model, latest.report)
+        is_news = message.SerializeToString(deterministic=True) != self._told_text
+        if not is_news and time.monotonic() - self._told_s < _AGAIN_S:
+            return [], None
+        return [message], latest
 
-    def hear(self, answer: nodes_pb2.HeartbeatResponse, number: int) -> bool:
-        """Take in the answer to a heartbeat that told `number`; tells whether to beat again."""
-        had_told, self._told = number != self._told, number
-        self._say(answer.verification)
+    def hear(self, answer: nodes_pb2.HeartbeatResponse, told: Probed | None) -> bool:
+        """Take in the answer to a heartbeat with what `pending` gave.
+
+        Tells whether to beat again.
+        """
+        if told is not None:
+            self._keep(told)
+        self._heed(answer.verification, told)
         latest, prober = self._latest(), self._node.prober
-        if not answer.probes_wanted or prober is None or had_told or latest is None:
+        if not answer.probes_wanted or prober is None or told is not None or latest is None:
             return False
         if time.monotonic() - latest.at_s > _STALE_S:
             prober.wish()
             return False
-        self._told = 0
+        self._told, self._told_s = None, -math.inf
         return True
+
+    def _keep(self, told: Probed) -> None:
+        message = report_message(self._model, told.report)
+        self._told, self._told_s = told, time.monotonic()
+        self._told_text = message.SerializeToString(deterministic=True)
+
+    def _heed(self, found: nodes_pb2.Verification, told: Probed | None) -> None:
+        """Let the control plane's word count, for new sessions and for what is compared with."""
+        prober = self._node.prober
+        is_right = found.state == _State.STATE_VERIFIED
+        if prober is not None and told is not None and told.report.problem and is_right:
+            prober.trust(told)
+        self._node.judge_numbers(found.message if found.state == _State.STATE_FAILED else "")
+        self._say(found)
 
     def _latest(self) -> Probed | None:
         prober = self._node.prober

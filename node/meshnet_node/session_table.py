@@ -80,6 +80,7 @@ class SessionTable:
         self._opened = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
         self.draining = False
+        self.refusal = ""
 
     def __len__(self) -> int:
         """Give the number of sessions held."""
@@ -372,6 +373,13 @@ class SessionTable:
                 Code.UNAVAILABLE,
                 "this node is draining and takes no new sessions",
                 reason="DRAINING",
+                retry_after_s=5.0,
+            )
+        if self.refusal:
+            raise MeshError(
+                Code.UNAVAILABLE,
+                f"this node takes no new sessions, since its probes failed: {self.refusal}",
+                reason="QUARANTINED",
                 retry_after_s=5.0,
             )
         self._budget.check_place(len(self._sessions))

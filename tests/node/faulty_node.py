@@ -19,7 +19,6 @@ from torch import nn
 
 from meshnet.cli.main import main
 from meshnet_node.hf.shard import TransformersShard
-from meshnet_node.hf.window import LayerWindow
 
 _TOLD: list[TransformersShard] = []
 
@@ -49,15 +48,15 @@ def _float16(shard: TransformersShard) -> None:
 
 def _shift(shard: TransformersShard) -> None:
     """Run each layer in the place of the one before."""
-    loaded, held = shard._shard, shard.spec.layers
-    layers = shard._window._layers
-    shifted = nn.ModuleList([*layers[1:], layers[0]])
-    for index, layer in enumerate(shifted):
-        for module in layer.modules():
-            if "layer_idx" in vars(module):
-                module.layer_idx = held.start + index
-    setattr(loaded.owner, loaded.list_name, shifted)
-    shard._window = LayerWindow(loaded, held, shard.spec.num_layers)
+    window = shard._window
+    window._layers = [*window._layers[1:], window._layers[0]]
+    places = {
+        module: shard.spec.layers.start + index
+        for index, layer in enumerate(window._layers)
+        for module in layer.modules()
+    }
+    window._indexed = [(module, name, places[module]) for module, name, _ in window._indexed]
+    window._active = None
 
 
 def _bit(shard: TransformersShard) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from typing import ClassVar
 
 import pytest
 import torch
 
+from meshnet.errors import Code, MeshError
 from meshnet.probes import HEAD, WHOLE, PartReport, Report, judge
 from meshnet.topology import LayerRange
 from meshnet_node.hf.reference import make_reference
 from meshnet_node.hf.shard import TransformersShard
 from meshnet_node.prober import Prober
 from meshnet_node.scheduler import Scheduler
+from tests.fakes import RecordingBackend
 from tests.node.tiny import TINY, save_tiny
 
 SPLIT = 2
@@ -162,6 +165,128 @@ def test_probes_wait_for_sessions(tiny):
     for thread in [busy, *done]:
         thread.join(60)
     assert order == ["decode", "prefill", "probe"]
+
+
+class Paced:
+    """A prober of three layers and two tensors beside them, on a clock of its own.
+
+    A digest takes `digest_s`, a forward `forward_s`.
+    """
+
+    digest_s, forward_s = 0.004, 0.005
+    dtype = "bfloat16"
+    parts: ClassVar[dict[str, int]] = dict.fromkeys(
+        ["layer.1", "layer.2", "layer.3", "norm", "extra"], 1
+    )
+
+    def __init__(self):
+        self.now_s, self.num_chunks = 1000.0, 0
+        self.num_digests = self.num_forwards = 0
+        self.backend = RecordingBackend(LayerRange(1, 4), hidden_size=8, num_layers=6)
+        self._forward, self.backend.forward = self.backend.forward, self.forward
+        self.prober = Prober(
+            *(self.backend, self, Scheduler()),
+            interval_s=10 / 3,
+            num_chunks=lambda: self.num_chunks,
+            clock=lambda: self.now_s,
+        )
+        self.prober.run()
+
+    def digest(self, part):
+        self.now_s += self.digest_s
+        self.num_digests += 1
+        return part.encode()
+
+    def forward(self, *args, **kwargs):
+        self.now_s += self.forward_s
+        self.num_forwards += 1
+        return self._forward(*args, **kwargs)
+
+    def step(self):
+        """Give the digests and forwards of a step, and when it is due again, in seconds."""
+        before, began = (self.num_digests, self.num_forwards), self.now_s
+        due = self.prober.step()
+        done = (self.num_digests - before[0], self.num_forwards - before[1])
+        return *done, pytest.approx(due - began)
+
+
+# Each layer, the whole shard, and its layers one after the other.
+FORWARDS = 3 + 1 + 3
+
+
+def test_an_idle_node_is_probed_wholly_with_each_heartbeat():
+    paced = Paced()
+    assert (paced.num_digests, paced.num_forwards) == (5, FORWARDS)
+    for _ in range(3):
+        assert paced.step() == (5, FORWARDS, 10 / 3)
+    assert paced.prober.failure == ""
+
+
+def test_a_node_that_serves_is_probed_for_a_hundredth_of_its_time():
+    paced = Paced()
+    steps = []
+    for _ in range(5):
+        paced.num_chunks += 1
+        steps.append(paced.step())
+    # 33 ms: half of them for digests, of which five take 20 ms; the end of a round is an end.
+    assert steps == [(5, 3, 3.5), (5, 3, 3.5), (5, 1, 10 / 3), (5, 3, 3.5), (5, 3, 3.5)]
+
+
+def test_what_takes_long_is_done_less_often():
+    paced = Paced()
+    paced.forward_s = 1.0
+    assert paced.step() == (5, 1, 10.2)  # idle: a tenth of the time
+    paced.num_chunks += 1
+    assert paced.step() == (5, 1, 102.0)
+
+
+def test_a_chunk_that_comes_meanwhile_ends_a_step():
+    paced = Paced()
+    forward = paced.backend.forward
+
+    def interrupted(*args, **kwargs):
+        paced.num_chunks += 1
+        return forward(*args, **kwargs)
+
+    paced.backend.forward = interrupted
+    assert paced.step()[:2] == (5, 3)
+
+
+def test_wishes_that_come_at_once_are_not_all_met():
+    paced = Paced()
+    paced.num_chunks += 1
+    paced.prober.wish()
+    assert paced.step()[:2] == (5, FORWARDS)
+    paced.num_chunks += 1
+    paced.prober.wish()
+    assert paced.step()[:2] == (5, 3)
+    paced.now_s += 1.0
+    paced.num_chunks += 1
+    assert paced.step()[:2] == (5, FORWARDS)
+
+
+def test_a_probe_that_failed_is_done_wholly_until_it_passes():
+    paced = Paced()
+    forward, paced.backend.forward = paced.backend.forward, _broken
+    paced.num_chunks += 1
+    paced.step()
+    assert "no such kernel" in paced.prober.failure
+    paced.backend.forward = forward
+    paced.num_chunks += 1
+    assert paced.step()[:2] == (5, FORWARDS)
+    assert paced.prober.failure == ""
+
+
+def test_a_node_that_is_too_busy_to_be_probed_is_not_held_wrong():
+    paced = Paced()
+    before = paced.prober.latest
+
+    def refuse(*_args, **_kwargs):
+        raise MeshError(Code.UNAVAILABLE, "all wait", reason="QUEUE_FULL")
+
+    paced.prober._scheduler.run_idle = paced.prober._scheduler.run = refuse
+    paced.step()
+    assert (paced.prober.failure, paced.prober.latest) == ("", before)
 
 
 def _broken(*_args, **_kwargs):

@@ -164,13 +164,17 @@ GOOD_SKETCH = REFERENCE.variants["bfloat16"]["layer.1"].sketch
         ),
         (replace(_report(), dtype="float16"), "DTYPE", "'float16'"),
         (replace(_report(), version=99), "VERSION", "99"),
-        (replace(_report(), problem="no memory"), "PROBE_FAILED", "no memory"),
+        (Report("bfloat16", problem="no memory"), "PROBE_FAILED", "no memory"),
     ],
 )
 def test_what_does_not_match_is_named(report, reason, message):
     verdict = judge(report, REFERENCE, LAYERS, head=False)
     assert verdict.reason == reason
     assert message in verdict.message
+
+
+def test_what_a_node_holds_against_itself_does_not_count_beside_a_reference():
+    assert judge(replace(_report(), problem="changed"), REFERENCE, LAYERS, head=False).reason == ""
 
 
 def test_a_shard_with_a_head_must_show_it():
