@@ -48,11 +48,12 @@ class Drift:
             old = before.get(name, PartReport())
             if part.digest != old.digest:
                 return f"the weights of {name} have changed in memory"
-            if part.sketch is None or old.sketch is None:
-                continue
-            off = _distance(part.sketch, old.sketch) / self._scale(name, old.sketch)
-            if not off <= _TOLERANCE:  # nor a number
-                return f"{name} computes something else than before: off by {off:.3g}"
+            for now, then in ((part.sketch, old.sketch), (part.against, old.against)):
+                if now is None or then is None:
+                    continue
+                off = _distance(now, then) / self._scale(name, then)
+                if not off <= _TOLERANCE:  # nor a number
+                    return f"{name} computes something else than before: off by {off:.3g}"
         return ""
 
     def _scale(self, name: str, sketch: npt.NDArray[np.float32]) -> float:
