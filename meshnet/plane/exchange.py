@@ -22,7 +22,7 @@ from meshnet.plane.handler_calls import FORWARD, HandlerCalls
 from meshnet.plane.http1 import CONTINUE, RequestHead, parse_request
 from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, Reading, read_head
 from meshnet.plane.memo import POSITION, LastHead
-from meshnet.plane.reply import Reply, late, not_allowed, problem
+from meshnet.plane.reply import Reply, late, not_allowed, problem, too_slow
 from meshnet.plane.service import Service
 from meshnet.plane.stream import Stream
 from meshnet.plane.tls import check_caller, is_member, is_removed, removed
@@ -50,6 +50,7 @@ class Exchange:
         idle: no request is in flight, so that no answer is lost by closing.
         waits_since: of ``time.monotonic``: since when its caller owes a whole head; None
             while it owes none.
+        is_hurried: its body was ended, as it came too slowly.
     """
 
     def __init__(self, stream: Stream, service: Service) -> None:
@@ -57,6 +58,7 @@ class Exchange:
         self.waits_since: float | None = time.monotonic()
         self.stream = stream
         self.caller = Caller()
+        self.is_hurried = False
         self._service = service
         self._calls = HandlerCalls(service, self.caller)
         self._forward = self._calls.forward
@@ -85,6 +87,11 @@ class Exchange:
         """End a connection whose caller owes a head; from any thread."""
         self.waits_since = None
         self.stream.abort()
+
+    def hurry(self) -> None:
+        """End a body that comes too slowly for a crowded server; from any thread."""
+        self.is_hurried = True
+        self.stream.stop_reading()
 
     def cancel(self) -> None:
         """End the request in flight; from any thread."""
@@ -284,6 +291,10 @@ class Exchange:
             piece = "the body" if num_bytes <= _PACED_BYTES else f"{_PACED_BYTES} bytes of the body"
             raise late(piece, timeout_s) from None
         except ConnectionEndedError:
+            if self.is_hurried:
+                raise too_slow(limits.crowded_bytes_per_s) from None
             raise WireError(f"the connection ended within a body of {num_bytes} bytes") from None
+        finally:
+            stream.end_pace()
         self._unread = 0
         return read

@@ -93,6 +93,9 @@ class PlaneLimits:
         max_connections: open at once; one more is answered with 503, or takes the place of
             one whose caller owes a head for longest.
         spare_idle_s: for which a caller may owe a head before it can lose its place so.
+        crowded_bytes_per_s: while more than half of the connections are open, a body is due at
+            this rate, with `spare_idle_s` on top: each that comes ends the one that is overdue
+            for longest.
     """
 
     wire: WireLimits = DEFAULT_LIMITS
@@ -104,6 +107,7 @@ class PlaneLimits:
     min_bytes_per_s: float = 64 * 1024
     max_connections: int = 1024
     spare_idle_s: float = 5.0
+    crowded_bytes_per_s: float = 1024 * 1024
 
     def __post_init__(self) -> None:
         if not 0 < self.max_header_bytes <= _MAX_HEADER_BYTES:

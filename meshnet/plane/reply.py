@@ -12,7 +12,7 @@ from meshnet.plane.http1 import build_answer
 from meshnet.problem import pack_problem
 from meshnet.wire import AnswerHeader, pack_answer
 
-__all__ = ["Reply", "ReplyHeads", "date", "late", "not_allowed", "problem"]
+__all__ = ["Reply", "ReplyHeads", "date", "late", "not_allowed", "problem", "too_slow"]
 
 _MAX_KNOWN: Final = 256
 _NUM_LASTING: Final = AnswerHeader._fields.index("server_timing")
@@ -88,6 +88,15 @@ def not_allowed(method: str, path: str, allow: str) -> Reply:
 def late(what: str, seconds: float) -> MeshError:
     """Give the error of a message that did not arrive in its time."""
     return MeshError(Code.REQUEST_TIMEOUT, f"{what} did not arrive within {seconds:.3g} s")
+
+
+def too_slow(bytes_per_s: float) -> MeshError:
+    """Give the error of a body that came too slowly for a server that is crowded."""
+    return MeshError(
+        Code.REQUEST_TIMEOUT,
+        "more than half of the connections are in use, and the body came too slowly for that;"
+        f" expected {bytes_per_s:g} bytes a second (crowded_bytes_per_s)",
+    )
 
 
 _dates: dict[int, str] = {}

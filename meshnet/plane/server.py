@@ -23,6 +23,7 @@ from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import Phase
 from meshnet.listen import listen
+from meshnet.plane.crowding import is_crowded, slowest
 from meshnet.plane.exchange import Exchange
 from meshnet.plane.handler import PlaneHandler, PlaneLimits
 from meshnet.plane.http1 import build_answer
@@ -166,7 +167,11 @@ class PlaneServer:
     def _admit(self, sock: socket.socket, watcher: Watcher) -> None:
         """Give an accepted connection its thread."""
         sock.setblocking(True)
-        if len(self._exchanges) >= self._service.limits.max_connections and not self._make_room():
+        num_open, most = len(self._exchanges), self._service.limits.max_connections
+        makes_room = is_crowded(num_open, most) and self._hurry_slowest()
+        if num_open >= most + _MAX_ENDING or (
+            num_open >= most and not makes_room and not self._make_room()
+        ):
             self._turn_away(sock)
             return
         try:
@@ -192,8 +197,6 @@ class PlaneServer:
         So those who open connections and send nothing cannot keep others out.
         """
         limits = self._service.limits
-        if len(self._exchanges) >= limits.max_connections + _MAX_ENDING:
-            return False
         now = time.monotonic()
         with self._changed:
             waiting = [
@@ -204,6 +207,26 @@ class PlaneServer:
         if not waiting:
             return False
         min(waiting)[2].give_way()
+        return True
+
+    def _hurry_slowest(self) -> bool:
+        """End the body that is overdue for longest, for a crowded server; False where none is."""
+        limits = self._service.limits
+        with self._changed:
+            bodies = [
+                (exchange, body)
+                for exchange in self._exchanges
+                if (body := exchange.stream.receiving) is not None and not exchange.is_hurried
+            ]
+        found = slowest(
+            bodies,
+            time.monotonic(),
+            spare_s=limits.spare_idle_s,
+            bytes_per_s=limits.crowded_bytes_per_s,
+        )
+        if found is None:
+            return False
+        found.hurry()
         return True
 
     def _open(self, sock: socket.socket) -> Stream:

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 from meshnet.dtypes import Body
 from meshnet.identity import Identity
+from meshnet.plane.crowding import Receiving
 from meshnet.plane.dial import set_up
 from meshnet.plane.inbox import LANDING_BYTES, ConnectionEndedError, Inbox, Reading, allocate
 
@@ -45,11 +46,13 @@ class _Pace:
         piece_bytes: of which each has its own deadline.
         seconds: for a piece.
         end: value of `Inbox.received` at which the piece is whole.
+        began: of ``time.monotonic``: when the piece did.
     """
 
     piece_bytes: int
     seconds: float
     end: int
+    began: float
 
 
 class Stream:
@@ -103,8 +106,19 @@ class Stream:
 
         It replaces the deadline, and holds until the next one is set.
         """
-        self.deadline = monotonic() + seconds
-        self._pace = _Pace(piece_bytes, seconds, self.inbox.received + piece_bytes)
+        now = monotonic()
+        self.deadline = now + seconds
+        self._pace = _Pace(piece_bytes, seconds, self.inbox.received + piece_bytes, now)
+
+    def end_pace(self) -> None:
+        """Take note that nothing more is read at a pace; the deadline stays."""
+        self._pace = None
+
+    @property
+    def receiving(self) -> Receiving | None:
+        """What is being read at a pace; from any thread."""
+        pace = self._pace
+        return None if pace is None else Receiving(pace.began, pace.piece_bytes)
 
     def run(self, reading: Reading[_T]) -> _T:
         """Read one thing of a message.
@@ -251,7 +265,8 @@ class Stream:
         pace = self._pace
         if pace is not None and self.inbox.received >= pace.end:
             pace.end = self.inbox.received + pace.piece_bytes
-            self.deadline = monotonic() + pace.seconds
+            pace.began = monotonic()
+            self.deadline = pace.began + pace.seconds
 
     def _receive_into(self, target: memoryview, flags: int = 0) -> int:
         while True:

@@ -112,3 +112,48 @@ async def test_a_caller_that_owes_a_head_loses_its_place_to_one_that_comes() -> 
                     await asyncio.sleep(0.05)
         assert await idle.at_end()
     await server.close(0.0)
+
+
+async def test_slow_bodies_lose_their_places_once_more_than_half_are_taken() -> None:
+    """They send more than the least rate asks for, and would hold a node for minutes."""
+    limits = PlaneLimits(
+        max_connections=4, spare_idle_s=0.1, min_bytes_per_s=1.0, crowded_bytes_per_s=1 << 30
+    )
+    server = PlaneServer(EchoHandler(), policies=CompressionPolicies(), limits=limits)
+    place = await server.start("127.0.0.1", 0)
+    body = request(b"", header=chunk_header(1, 64, 4096), length=1 << 19)
+
+    async def count(number: int) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while sum(one.stream.receiving is not None for one in server._exchanges) != number:
+                await asyncio.sleep(0.01)
+
+    async def ask() -> None:
+        async with calling(place) as caller:
+            await caller.send(request())
+            assert (await caller.read()).body == P16
+        async with asyncio.timeout(BOUND_S):
+            while len(server._exchanges) > len(slow):
+                await asyncio.sleep(0.01)
+
+    slow = []
+    try:
+        for number in (1, 2):
+            slow.append(asyncio.create_task(hold(place, body, b"x")))
+            await count(number)
+        await asyncio.sleep(limits.spare_idle_s)
+        await ask()
+        assert not any(task.done() for task in slow), "half of the places are no crowd"
+        slow.append(asyncio.create_task(hold(place, body, b"x")))
+        async with asyncio.timeout(BOUND_S):
+            while not any(task.done() for task in slow):
+                await ask()
+        answers = [task.result() for task in slow if task.done()]
+        for answer in filter(None, answers):  # a reset may take it away
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"crowded_bytes_per_s" in answer
+    finally:
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        await server.close(0.0)
