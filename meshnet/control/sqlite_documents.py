@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from meshnet.control.documents import Document, check_document, conflict
+from meshnet.control.sqlite_schema import OtherFileError, SqliteSchema
 from meshnet.errors import Code, ConfigError, MeshError
 
 __all__ = ["SqliteDocuments"]
@@ -19,17 +20,17 @@ __all__ = ["SqliteDocuments"]
 BUSY_S: Final = 5.0
 """How long a call waits for another process that writes."""
 
-APPLICATION_ID: Final = 0x6D657364  # "mesd"
-SCHEMA_VERSION: Final = 1
-_SCHEMA: Final = (
-    """CREATE TABLE documents (
-        kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, revision INTEGER NOT NULL,
-        PRIMARY KEY (kind, key)
-    ) WITHOUT ROWID""",
-    "CREATE TABLE state (revision INTEGER NOT NULL)",
-    "INSERT INTO state VALUES (0)",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
+_SCHEMA: Final = SqliteSchema(
+    application_id=0x6D657364,  # "mesd"
+    version=1,
+    tables=(
+        """CREATE TABLE documents (
+            kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, revision INTEGER NOT NULL,
+            PRIMARY KEY (kind, key)
+        ) WITHOUT ROWID""",
+        "CREATE TABLE state (revision INTEGER NOT NULL)",
+        "INSERT INTO state VALUES (0)",
+    ),
 )
 _RETRY_S: Final = 0.02
 
@@ -147,35 +148,18 @@ class SqliteDocuments:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise self._refused(why) from None
         try:
-            _in_transaction(database, self._check_schema)
+            _in_transaction(database, _SCHEMA.check)
             _use_wal(database)
             database.execute("PRAGMA synchronous = FULL")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OtherFileError) as error:
             database.close()
             raise self._refused(str(error)) from None
-        except ConfigError:
-            database.close()
-            raise
         self._database = database
 
     def _close(self) -> None:
         database, self._database = self._database, None
         if database is not None:
             database.close()
-
-    def _check_schema(self, database: sqlite3.Connection) -> None:
-        def ask(statement: str) -> int:
-            return int(database.execute(statement).fetchone()[0])
-
-        application, version = ask("PRAGMA application_id"), ask("PRAGMA user_version")
-        if ask("SELECT count(*) FROM sqlite_master") == 0 and application == 0:
-            for statement in _SCHEMA:
-                database.execute(statement)
-        elif (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
-            raise self._refused(
-                f"it holds something else (application {application:#x}, version {version}; "
-                f"expected {APPLICATION_ID:#x}, {SCHEMA_VERSION})"
-            )
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(f"cannot keep documents in {str(self._path)!r}: {why}", field="--store")

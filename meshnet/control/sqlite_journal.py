@@ -8,23 +8,22 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from meshnet.control.sqlite_schema import OtherFileError, SqliteSchema
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.internal.store.v1 import record_pb2
 from meshnet.topology import NodeId
 
 __all__ = ["SqliteJournal"]
 
-APPLICATION_ID: Final = 0x6D657368  # "mesh"
-SCHEMA_VERSION: Final = 1
-_SCHEMA: Final = """
-BEGIN;
-CREATE TABLE nodes (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE registry (revision INTEGER NOT NULL);
-INSERT INTO registry VALUES (0);
-PRAGMA application_id = 0x6D657368;
-PRAGMA user_version = 1;
-COMMIT;
-"""  # the two numbers are the two above
+_SCHEMA: Final = SqliteSchema(
+    application_id=0x6D657368,  # "mesh"
+    version=1,
+    tables=(
+        "CREATE TABLE nodes (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE registry (revision INTEGER NOT NULL)",
+        "INSERT INTO registry VALUES (0)",
+    ),
+)
 
 
 class SqliteJournal:
@@ -54,22 +53,21 @@ class SqliteJournal:
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
-            self._check_schema(database)
+            with database:
+                database.execute("BEGIN")
+                _SCHEMA.check(database)
             rows = database.execute("SELECT id, record FROM nodes").fetchall()
             (revision,) = database.execute("SELECT revision FROM registry").fetchone()
             nodes = {
                 NodeId(node_id): record_pb2.NodeRecord.FromString(record)
                 for node_id, record in rows
             }
-        except (sqlite3.Error, DecodeError, TypeError) as error:
+        except (sqlite3.Error, OtherFileError, DecodeError, TypeError) as error:
             database.close()
             is_busy = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
             raise self._refused(
                 "another control plane uses it" if is_busy else str(error)
             ) from None
-        except ConfigError:
-            database.close()
-            raise
         self._database = database
         return nodes, int(revision)
 
@@ -106,19 +104,6 @@ class SqliteJournal:
                 self._database.execute("UPDATE registry SET revision = ?", (revision,))
         except sqlite3.Error as error:
             raise self._unwritten(str(error)) from None
-
-    def _check_schema(self, database: sqlite3.Connection) -> None:
-        def ask(statement: str) -> int:
-            return int(database.execute(statement).fetchone()[0])
-
-        application, version = ask("PRAGMA application_id"), ask("PRAGMA user_version")
-        if ask("SELECT count(*) FROM sqlite_master") == 0 and application == 0:
-            database.executescript(_SCHEMA)
-        elif (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
-            raise self._refused(
-                f"it holds something else (application {application:#x}, version {version}; "
-                f"expected {APPLICATION_ID:#x}, {SCHEMA_VERSION})"
-            )
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(f"cannot keep nodes in {str(self._path)!r}: {why}", field="--store")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from meshnet.cli.bench.measure import Series, interleave, median_of
+from meshnet.cli.bench.measure import Series, interleave, median_of, time_cpu
 from meshnet.cli.bench.report import Report, Run, Table
 from meshnet.codec import compress, decompress
 from meshnet.dtypes import view_bytes
@@ -141,7 +140,7 @@ async def _compare(
         "bf16p decompress": lambda: decompress("bf16p", planes, size, width),
     }
     count = max(2, per_round // 4) if size > _LONG_BYTES // 2 else per_round
-    blocks = {key: partial(_time, action, count) for key, action in actions.items()}
+    blocks = {key: partial(time_cpu, action, count) for key, action in actions.items()}
     series = await interleave(blocks, num_rounds)
     faster = {
         work: series[f"zstd {work}"].ratio_to(series[f"bf16p {work}"])
@@ -201,21 +200,11 @@ async def _measure(
             decompress(_ENCODING, code, len(body))
 
     actions = {"copy": copy, "compress": encode, "decompress": decode}
-    blocks = {name: partial(_time, action, per_round) for name, action in actions.items()}
+    blocks = {name: partial(time_cpu, action, per_round) for name, action in actions.items()}
     series = await interleave(blocks, num_rounds)
     ratio = sample.num_bytes / sum(map(len, coded))
     _add_row(table, sample, ratio, as_float32, series)
     return ratio
-
-
-async def _time(action: Callable[[], object], count: int) -> list[float]:
-    """Take processor time: the codecs use one thread and wait for nothing."""
-    seconds = []
-    for _ in range(count):
-        started = time.thread_time()
-        action()
-        seconds.append(time.thread_time() - started)
-    return seconds
 
 
 def break_even_bits_per_s(num_bytes: int, ratio: float, codec_s: float) -> float:

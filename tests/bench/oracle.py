@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import socket
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from meshnet.control.http_face import HttpFace
 from meshnet.control.transcode import Transcoder
-
-ORACLE = Path(__file__).parents[1] / "control" / "oracle"
-
-
-def load(name: str) -> Any:
-    """Import one of the oracle's modules, which lie in no package."""
-    spec = importlib.util.spec_from_file_location(f"oracle_{name}", ORACLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+from tests.oracle_modules import load
 
 
 async def _serve(arguments: list[str]) -> None:

@@ -13,8 +13,8 @@ import yarl
 
 from meshnet.cli.bench.measure import Block, interleave
 from meshnet.cli.bench.report import Report, Run, Table
-from tests.bench.oracle import load
 from tests.bench.processes import servers
+from tests.oracle_modules import load
 
 NUM_REQUESTS = 200
 CALLS = {

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import socket
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +13,7 @@ import pytest
 
 from meshnet.control.http_face import HttpFace
 from meshnet.control.transcode import Transcoder
-
-ORACLE = Path(__file__).parent / "oracle"
-
-
-def load(name: str) -> Any:
-    """Import a module that lies beside this one: tests are no package."""
-    spec = importlib.util.spec_from_file_location(f"oracle_{name}", ORACLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
+from tests.oracle_modules import load
 
 CASES = load("cases").CASES
 DIFFERENCES = load("differences").DIFFERENCES

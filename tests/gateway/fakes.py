@@ -33,7 +33,7 @@ Logits = Callable[[Sequence[int], int], npt.NDArray[np.float32]]
 """All tokens fed so far and the number of the step, from 0, to float32 ``[vocab]``."""
 
 
-def write_model(directory: Path, *, template: str | None = CHATML) -> Path:
+def write_model(directory: Path, *, template: str | None = CHATML, context: int = CONTEXT) -> Path:
     """Write the text side of a tiny model: byte-level BPE of 256 bytes and a few merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -58,7 +58,7 @@ def write_model(directory: Path, *, template: str | None = CHATML) -> Path:
         settings["chat_template"] = template
     config = {
         "vocab_size": tokenizer.get_vocab_size(),
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "eos_token_id": tokenizer.token_to_id(EOS),
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))

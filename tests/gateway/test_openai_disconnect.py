@@ -72,9 +72,7 @@ async def test_a_client_that_goes_ends_its_sessions(
 async def test_a_reader_that_stops_reading_holds_its_session_back(
     serve: Serve, text: ModelText, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    directory = write_model(tmp_path_factory.mktemp("long"))
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**6}))
+    directory = write_model(tmp_path_factory.mktemp("long"), context=10**6)
     long = ModelText.load(directory)
     factory = FakeFactory(scripted(text.encode("h"), text.vocab_size))
     gateway = await serve(factory, models={MODEL: long})

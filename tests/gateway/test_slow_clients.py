@@ -153,9 +153,7 @@ async def test_an_answer_may_take_longer_than_any_head(serve: Serve, factory: Fa
 async def test_a_reader_that_stops_loses_its_session(
     serve: Serve, text: ModelText, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    directory = write_model(tmp_path_factory.mktemp("long"))
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**6}))
+    directory = write_model(tmp_path_factory.mktemp("long"), context=10**6)
     long = ModelText.load(directory)
     factory = FakeFactory(scripted(text.encode("h"), text.vocab_size))
     gateway = await serve(factory, models={MODEL: long}, limits=GatewayLimits(write_timeout_s=0.3))

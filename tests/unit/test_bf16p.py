@@ -6,7 +6,6 @@ import json
 import random
 import statistics
 import struct
-import threading
 import tracemalloc
 
 import numpy as np
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from meshnet.codec import compress, decompress, max_body_bytes
 from meshnet.errors import Code, WireError
+from tests.together import run_together
 from tests.vectors.load import HERE, load_activation
 
 MANIFEST = json.loads((HERE / "activations" / "manifest.json").read_text())
@@ -343,22 +343,15 @@ def test_temporaries_are_bounded() -> None:
 def test_contexts_are_not_shared_between_threads() -> None:
     arrays = [load_activation(entry["file"]) for entry in MANIFEST]
     faults: list[str] = []
-    start = threading.Barrier(4)
 
     def work(seed: int) -> None:
-        start.wait(10)
         rng = random.Random(seed)
         for _ in range(40):
             values = rng.choice(arrays)
             if decode(encode(values), values) != values.tobytes():
                 faults.append(f"thread {seed} got wrong bytes")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
+    run_together(work)
     assert faults == []
 
 

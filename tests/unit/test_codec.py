@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-import threading
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +16,7 @@ import zstandard
 from meshnet.codec import ENCODINGS, compress, decompress, decompress_within, max_body_bytes
 from meshnet.dtypes import view_bytes
 from meshnet.errors import Code, WireError
+from tests.together import run_together
 from tests.vectors.load import HERE, load_activation
 
 P16 = bytes.fromhex("803f0040404080400000008080bfc07f")
@@ -302,22 +302,15 @@ def test_within_gives_what_there_is() -> None:
 def test_contexts_are_not_shared_between_threads() -> None:
     data = [load_activation(entry["file"]).tobytes() for entry in MANIFEST]
     faults: list[str] = []
-    start = threading.Barrier(4)
 
     def work(seed: int) -> None:
-        start.wait(10)
         rng = random.Random(seed)
         for _ in range(60):
             item = rng.choice(data)
             if decompress("zstd", compress("zstd", item), len(item)) != item:
                 faults.append(f"thread {seed} got wrong bytes")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
+    run_together(work)
     assert faults == []
 
 

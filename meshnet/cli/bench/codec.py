@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from meshnet.cli.bench.measure import Series, interleave
+from meshnet.cli.bench.measure import Series, interleave, time_cpu
 from meshnet.cli.bench.report import Report, Run, Table, progress
 from meshnet.codec import ENCODINGS, compress, decompress
 from meshnet.dtypes import view_bytes
@@ -47,7 +46,7 @@ async def measure_codec(files: Sequence[Path], run: Run) -> Report:
                 encoding: compress(encoding, body, _LEVEL, width=width) for encoding in ENCODINGS
             }
             actions = _actions(name, body, width, coded)
-            blocks = {key: partial(_time, action, per_round) for key, action in actions.items()}
+            blocks = {key: partial(time_cpu, action, per_round) for key, action in actions.items()}
             series = await interleave(blocks, num_rounds, advance)
             report.tables.append(_table(name, body, coded, series))
     return report
@@ -103,16 +102,6 @@ def _actions(
         actions[f"{encoding} compress"] = partial(compress, encoding, body, _LEVEL, width=width)
         actions[f"{encoding} decompress"] = partial(decompress, encoding, code, len(body), width)
     return actions
-
-
-async def _time(action: Callable[[], object], count: int) -> list[float]:
-    """Take processor time: the codecs use one thread and wait for nothing."""
-    seconds = []
-    for _ in range(count):
-        started = time.thread_time()
-        action()
-        seconds.append(time.thread_time() - started)
-    return seconds
 
 
 def _table(name: str, body: memoryview, coded: dict[str, Any], series: dict[str, Series]) -> Table:
