@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from meshnet.control import app, removed_keys, replicas
+from meshnet.authority import AUTHORITY_FILE, Authority
+from meshnet.control import app, removed_keys, replicas, state
 from meshnet.control.app import ControlServer
 from meshnet.control.client import ControlClient
 from meshnet.control.documents import MemoryDocuments
@@ -37,6 +38,8 @@ class Replica:
     """A running replica, and its operator."""
 
     def __init__(self, folder: Path, server: ControlServer) -> None:
+        self.folder = folder
+        self.authority = Authority(folder)
         self.admin = Credentials(files_in(folder / "admin"))
         self.server = server
         self.http = self.grpc = ""
@@ -69,6 +72,7 @@ async def pair(
 ) -> AsyncIterator[tuple[Replica, Replica]]:
     """Two replicas, of one state directory or of a copy, with one store of documents."""
     monkeypatch.setattr(removed_keys, "_READ_EVERY_S", 0.05)
+    monkeypatch.setattr(state, "_LOOK_S", 0.05)
     first, second = tmp_path / "first", tmp_path / "first"
     if request.param == "copied":
         second = tmp_path / "second"
@@ -192,6 +196,31 @@ async def test_a_member_that_one_removes_is_refused_by_all(
     assert caught.value.reason == "MEMBER_REMOVED"
     with pytest.raises(MeshError, match="removed"):
         await renew(folder)
+
+
+async def test_a_rotation_reaches_a_replica_with_its_file_and_nobody_is_refused_meanwhile(
+    pair: tuple[Replica, Replica], tmp_path: Path
+) -> None:
+    one, other = pair
+    before = await joined(await one.token(), tmp_path / "old", "old")
+    Authority(one.folder).rotate()
+    assert one.authority.bundle_pem.count("BEGIN") == 2
+    after = await joined(await one.token(), tmp_path / "new", "new")
+
+    async def all_are_served() -> None:
+        for replica in pair:
+            for member in (before, after):
+                async with replica.client(member) as client:
+                    await client.list_nodes()
+
+    await all_are_served()
+    if other.folder != one.folder:
+        shutil.copy2(one.folder / AUTHORITY_FILE, other.folder / AUTHORITY_FILE)
+    async with asyncio.timeout(60):
+        while other.server.state.credentials.pem().ca.decode() != one.authority.bundle_pem:
+            await asyncio.sleep(0.01)
+    await all_are_served()
+    assert (await other.token()).ca_spki_sha256 == one.authority.spki_sha256
 
 
 async def test_a_replica_that_was_killed_is_named_for_a_minute() -> None:
