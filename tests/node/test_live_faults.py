@@ -98,7 +98,7 @@ async def lend(model):
             stack.push_async_callback(heartbeat.close)
             await node.load()
             await heartbeat.beat()
-            plane = PlaneClient(policies=CompressionPolicies())
+            plane = PlaneClient()
             stack.push_async_callback(plane.close)
             return Lent(node, shard, heartbeat, address, control, plane)
 
