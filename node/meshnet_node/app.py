@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
@@ -40,10 +41,11 @@ from meshnet_node.scheduler import Scheduler
 from meshnet_node.session_table import SessionTable
 from meshnet_node.stage import Stage
 
-__all__ = ["Node", "NodeSettings"]
+__all__ = ["HOP_TIMEOUT_S", "Node", "NodeSettings"]
 
 _log = logging.getLogger(__name__)
 
+HOP_TIMEOUT_S: Final = 120.0
 _HOUSEKEEPING_S = 5.0
 _SWITCH_S = 25e-6
 """How long a thread that computes in Python may keep one waiting that has received a chunk.
@@ -76,7 +78,7 @@ class NodeSettings:
     node: NodeId
     host: str = "127.0.0.1"
     port: int = 7080
-    hop_timeout_s: float = 120.0
+    hop_timeout_s: float = HOP_TIMEOUT_S
     grace_s: float = 10.0
     sessions: SessionLimits = field(default_factory=SessionLimits)
     journals: JournalLimits = field(default_factory=JournalLimits)

@@ -23,7 +23,7 @@ from meshnet.limits import change_limits
 from meshnet.plane.server import PlaneLimits
 from meshnet.topology import LayerRange, parse_layers, parse_node_id
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
-from meshnet_node.app import NodeSettings
+from meshnet_node.app import HOP_TIMEOUT_S, NodeSettings
 from meshnet_node.budget import SessionLimits
 from meshnet_node.journals import JournalLimits
 from meshnet_node.process import Place, node_process
@@ -103,6 +103,10 @@ def node(
         float,
         typer.Option(min=0.0, help="Seconds that sessions get to move away when told to end."),
     ] = 30.0,
+    hop_timeout: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds that the node after this one may take for a chunk."),
+    ] = HOP_TIMEOUT_S,
     journal_bytes: Annotated[
         int,
         typer.Option(
@@ -211,6 +215,7 @@ def node(
         node=identity,
         host=host,
         port=port,
+        hop_timeout_s=hop_timeout,
         sessions=sessions,
         plane=replace(plane, wire=wire),
         journals=JournalLimits(journal_bytes, journal_disk_bytes, journal_dir),

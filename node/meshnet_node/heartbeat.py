@@ -171,9 +171,9 @@ class Heartbeat:
         await self._tell(self._client.drain(node, grace_s=max(grace_s, 1.0), reason=_REASON))
         self._leaving = sessions.draining = True
         if len(sessions):
-            _log.info("node %s: draining, %d sessions are to leave", node, len(sessions))
+            _log.warning("node %s: draining, %d sessions are to leave", node, len(sessions))
         if await asyncio.to_thread(sessions.await_none, until - time.monotonic()):
-            _log.info("node %s: drained", node)
+            _log.warning("node %s: drained", node)
         else:
             _log.warning("node %s: %d sessions are cut off", node, len(sessions))
 
@@ -331,4 +331,4 @@ class Heartbeat:
         if cut:
             _log.warning("node %s: %d sessions are cut off", self._registration.node, cut)
         if desired != before:
-            _log.info("node %s: drained; it can be stopped", self._registration.node)
+            _log.warning("node %s: drained; it can be stopped", self._registration.node)

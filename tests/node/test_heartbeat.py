@@ -142,7 +142,9 @@ async def test_an_id_that_another_node_keeps_is_refused(start_node, control):
     await heartbeat.close()
 
 
-async def test_a_node_that_is_told_to_end_lets_its_sessions_leave(start_node, control, client):
+async def test_a_node_that_is_told_to_end_lets_its_sessions_leave(
+    start_node, control, client, caplog
+):
     """The control plane knows before the node refuses anything."""
     hop, node, backend = await start_node("only", 0, 1)
     heartbeat = await join(control, hop, node, backend.spec)
@@ -168,6 +170,10 @@ async def test_a_node_that_is_told_to_end_lets_its_sessions_leave(start_node, co
     await client.release(hop.address, session)
     async with asyncio.timeout(30.0):
         await draining
+    assert [text for text in caplog.messages if "drain" in text] == [
+        "node only: draining, 1 sessions are to leave",
+        "node only: drained",
+    ]
     await heartbeat.close()
 
 
@@ -181,7 +187,7 @@ async def test_the_grace_ends_the_waiting_for_sessions(start_node, control):
     await heartbeat.close()
 
 
-async def test_sessions_left_after_an_operators_grace_are_cut_off(start_node, control):
+async def test_sessions_left_after_an_operators_grace_are_cut_off(start_node, control, caplog):
     hop, node, backend = await start_node("only", 0, 1)
     heartbeat = await join(control, hop, node, backend.spec)
     await heartbeat.beat()
@@ -191,6 +197,7 @@ async def test_sessions_left_after_an_operators_grace_are_cut_off(start_node, co
         while len(node.stage.sessions):
             await asyncio.sleep(0.01)
     assert (await control.get_node("only")).state == nodes_pb2.NODE_STATE_DRAINED
+    assert "node only: drained; it can be stopped" in caplog.messages
     await heartbeat.close()
 
 
