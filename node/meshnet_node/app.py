@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from meshnet.cache_wire import CacheHeader, MoveHeader
 from meshnet.chunk import Answer, Chunk
 from meshnet.compression import CompressionPolicies
-from meshnet.credentials import Credentials
 from meshnet.errors import Code, MeshError
 from meshnet.listen import host_port, refuse_exposed
 from meshnet.operations import OwnerId, Rebuild, Release, Reservation
@@ -26,26 +24,24 @@ from meshnet.plane.client import PlaneClient
 from meshnet.plane.hop_client import HopClient
 from meshnet.plane.late import LateAnswers, ask_health
 from meshnet.plane.links import LinkSettings
-from meshnet.plane.server import PlaneLimits, PlaneServer
-from meshnet.topology import NodeId
+from meshnet.plane.server import PlaneServer
 from meshnet_node.backend import LoadedWeights, ShardBackend, ShardSpec
-from meshnet_node.budget import SessionLimits
 from meshnet_node.granted import GrantGate
 from meshnet_node.health import Health
-from meshnet_node.journals import JournalLimits, Journals
+from meshnet_node.journals import Journals
 from meshnet_node.metrics import render_metrics
 from meshnet_node.moving import ArrivingCache
 from meshnet_node.owners import Owners
 from meshnet_node.prober import PROBE_INTERVAL_S, Prober
 from meshnet_node.scheduler import Scheduler
 from meshnet_node.session_table import SessionTable
+from meshnet_node.settings import NodeSettings
 from meshnet_node.stage import Stage
 
-__all__ = ["HOP_TIMEOUT_S", "Node", "NodeSettings"]
+__all__ = ["Node"]
 
 _log = logging.getLogger(__name__)
 
-HOP_TIMEOUT_S: Final = 120.0
 _HOUSEKEEPING_S = 5.0
 _SWITCH_S = 25e-6
 """How long a thread that computes in Python may keep one waiting that has received a chunk.
@@ -54,38 +50,6 @@ The interpreter's default, 5 ms, would be added to a hop at every receive and se
 """
 _TIMER_SLACK_NS = 1000
 _REMEDY = "join a mesh with --join TOKEN, of an operator's: meshnet token create --role node"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
-    """How a node runs.
-
-    Attributes:
-        node: its id.
-        host: address to listen on.
-        port: port to listen on; 0 lets the system choose.
-        hop_timeout_s: seconds that the hop after may take for a chunk.
-        grace_s: seconds that requests in flight get when the node closes.
-        sessions: limits of the session table.
-        plane: limits of connections, heads and chunks.
-        journals: limits of what is kept of sessions for the recovery of the next hop.
-        probe_interval_s: between probes of the shard while it serves; 0 for none but at the
-            start and after errors; None for one with each heartbeat.
-        tls: credentials for callers' connections and those to the hops after; None for plain ones.
-        insecure: whether it may listen where other machines reach it without knowing callers.
-    """
-
-    node: NodeId
-    host: str = "127.0.0.1"
-    port: int = 7080
-    hop_timeout_s: float = HOP_TIMEOUT_S
-    grace_s: float = 10.0
-    sessions: SessionLimits = field(default_factory=SessionLimits)
-    journals: JournalLimits = field(default_factory=JournalLimits)
-    plane: PlaneLimits = field(default_factory=PlaneLimits)
-    probe_interval_s: float | None = None
-    tls: Credentials | None = None
-    insecure: bool = False
 
 
 class Node:

@@ -23,10 +23,10 @@ from meshnet.limits import change_limits
 from meshnet.plane.server import PlaneLimits
 from meshnet.topology import LayerRange, parse_layers, parse_node_id
 from meshnet.wire import DEFAULT_LIMITS, WireLimits
-from meshnet_node.app import HOP_TIMEOUT_S, NodeSettings
 from meshnet_node.budget import SessionLimits
 from meshnet_node.journals import JournalLimits
 from meshnet_node.process import Place, node_process
+from meshnet_node.settings import HOP_TIMEOUT_S, NodeSettings
 from meshnet_node.shard_source import model_source, stub_source
 
 __all__ = ["node"]

@@ -13,11 +13,8 @@ from typing import Any
 from meshnet import __version__
 from meshnet.codec import ENCODINGS
 from meshnet.control.client import ControlClient
-from meshnet.control.fresh import Fresh
-from meshnet.control.removed_keys import removed_in
 from meshnet.credentials import Credentials
-from meshnet.errors import Code, LeaseExpiredError, MeshError
-from meshnet.grants import GrantKey
+from meshnet.errors import LeaseExpiredError, MeshError
 from meshnet.tasks import end_task
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
@@ -28,6 +25,7 @@ from meshnet_node.app import Node
 from meshnet_node.backend import ShardSpec
 from meshnet_node.neighbours import Bandwidths, Neighbours
 from meshnet_node.pace import Counters, LayerPace
+from meshnet_node.policy import MeshPolicy
 from meshnet_node.reporter import Reporter
 
 __all__ = ["Heartbeat", "Registration"]
@@ -37,9 +35,6 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _CLAIM_SPARE_S = 0.5
 _TELL_S = 3.0
-_ASK_EVERY_S = 1.0
-_ASK_S = 5.0
-_MAX_ASKED = 8
 _REASON = "told to end"
 _DRAINS = (nodes_pb2.NODE_STATE_DRAINING, nodes_pb2.NODE_STATE_DRAINED)
 
@@ -113,8 +108,7 @@ class Heartbeat:
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hurry = asyncio.Event()
-        self._met: set[str] = set()
-        self._asking = Fresh(self._ask_for_keys, _ASK_EVERY_S)
+        self._policy = MeshPolicy(self._client, node)
 
     async def start(self) -> None:
         """Register, and begin to beat.
@@ -127,7 +121,7 @@ class Heartbeat:
         """
         self._loop = asyncio.get_running_loop()
         self._node.grants.incarnation = self._incarnation
-        self._node.grants.ask = self._ask_for_key
+        self._policy.start()
         self._node.on_news = self._beat_at_once
         try:
             await self._register()
@@ -154,7 +148,7 @@ class Heartbeat:
             answer = await self._beat_once()
         if self._wants_again:
             answer = await self._beat_once()
-        self._learn(answer.grants)
+        self._policy.learn(answer.grants)
         self._obey(answer.desired_state)
 
     async def drain(self, grace_s: float) -> None:
@@ -179,7 +173,7 @@ class Heartbeat:
 
     async def close(self) -> None:
         """Stop beating and leave the mesh; a control plane that is away sees the lease end."""
-        self._node.grants.ask = None
+        self._policy.close()
         self._node.on_news = lambda: None
         await end_task(self._task)
         await self._neighbours.close()
@@ -248,53 +242,10 @@ class Heartbeat:
         node.wire.versions.append(WIRE_VERSION)
         node.wire.encodings.extend(ENCODINGS)
         answer = await self._client.register(registration.node, node)
-        self._learn(answer.grants)
+        self._policy.learn(answer.grants)
         self._lease_id = answer.lease.lease_id
         self._interval_s = answer.lease.heartbeat_interval.ToTimedelta().total_seconds()
         self._node.pace_probes(self._interval_s)
-
-    def _learn(self, policy: types_pb2.GrantPolicy) -> None:
-        """Take in how route grants are to be checked, and who was removed from the mesh.
-
-        A key that cannot be read checks none.
-        """
-        keys = {}
-        for key in policy.keys:
-            with suppress(ValueError):
-                found = GrantKey.of(key.public_key, key.expire_time.ToSeconds())
-                keys[found.key_id] = found
-        now = policy.time.ToNanoseconds() / 1e9
-        self._node.grants.learn(required=policy.required, keys=keys, now=now)
-        self._node.distrust(removed_in(policy), now)
-
-    def _ask_for_key(self, key_id: str) -> None:
-        """Have the control plane asked at once for a key that a grant names; on any thread.
-
-        Raises:
-            MeshError: UNAVAILABLE, it does not answer.
-        """
-        if self._loop is None:
-            return
-        if len(self._met) < _MAX_ASKED:
-            self._met.add(key_id)
-        asking = asyncio.run_coroutine_threadsafe(self._asking.read(), self._loop)
-        try:
-            asking.result(_ASK_S)
-        except (MeshError, TimeoutError) as error:
-            asking.cancel()
-            raise MeshError(
-                Code.UNAVAILABLE,
-                f"node {self._registration.node} does not know the key of a grant, and the control"
-                f" plane does not answer: {str(error) or 'too late'}",
-                field="X-Meshnet-Grant",
-                reason="GRANT_KEY_UNKNOWN",
-                retry_after_s=1.0,
-            ) from None
-
-    async def _ask_for_keys(self) -> None:
-        met, self._met = self._met, set()
-        for key_id in met:
-            self._learn(await self._client.get_grant_policy(key_id))
 
     def _load(self) -> types_pb2.LoadStats:
         stage = self._node.stage

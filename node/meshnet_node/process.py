@@ -11,8 +11,9 @@ from meshnet.cli.serving import announce, split_address
 from meshnet.compression import CompressionPolicies
 from meshnet.control.enrolled import Enrolled
 from meshnet.errors import ConfigError
-from meshnet_node.app import Node, NodeSettings
+from meshnet_node.app import Node
 from meshnet_node.heartbeat import Heartbeat, Registration
+from meshnet_node.settings import NodeSettings
 from meshnet_node.shard_source import ShardSource
 
 __all__ = ["Place", "node_process"]

@@ -14,7 +14,8 @@ from meshnet.errors import ConfigError
 from meshnet.listen import refuse_exposed
 from meshnet.topology import LayerRange, NodeId
 from meshnet_gateway.app import Gateway, GatewaySettings
-from meshnet_node.app import Node, NodeSettings
+from meshnet_node.app import Node
+from meshnet_node.settings import NodeSettings
 from meshnet_node.stub import StubBackend
 
 

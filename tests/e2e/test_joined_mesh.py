@@ -30,8 +30,9 @@ from meshnet.topology import LayerRange, NodeId
 from meshnet.v1 import enrollment_service_pb2 as pb
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
-from meshnet_node.app import Node, NodeSettings
+from meshnet_node.app import Node
 from meshnet_node.heartbeat import Heartbeat, Registration
+from meshnet_node.settings import NodeSettings
 from meshnet_node.stub import StubBackend
 from tests.e2e.commands import meshnet, meshnet_json, running
 from tests.gateway.fakes import write_model

@@ -17,10 +17,11 @@ from meshnet.topology import LayerRange, NodeId
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
 from meshnet_gateway.recoveries import RecoverySettings
-from meshnet_node.app import Node, NodeSettings
+from meshnet_node.app import Node
 from meshnet_node.backend import ShardBackend
 from meshnet_node.budget import SessionLimits
 from meshnet_node.heartbeat import Heartbeat, Registration
+from meshnet_node.settings import NodeSettings
 from meshnet_node.stub import StubBackend
 
 NUM_LAYERS = 4

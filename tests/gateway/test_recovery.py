@@ -31,11 +31,12 @@ from meshnet_gateway.recovery import RecoveringPipeline, RecoveringPipelines
 from meshnet_gateway.routed import Shared
 from meshnet_gateway.selection import SelectedRoute
 from meshnet_gateway.suspects import SuspectNodes
-from meshnet_node.app import Node, NodeSettings
+from meshnet_node.app import Node
 from meshnet_node.budget import SessionLimits
 from meshnet_node.hf.cache import SessionCache
 from meshnet_node.hf.shard import TransformersShard
 from meshnet_node.journals import JournalLimits
+from meshnet_node.settings import NodeSettings
 from tests.node.tiny import save_tiny
 
 LOGITS = Want("logits")

@@ -9,8 +9,9 @@ import pytest
 from meshnet.compression import CompressionPolicies
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import Hop, LayerRange, NodeId
-from meshnet_node.app import Node, NodeSettings
+from meshnet_node.app import Node
 from meshnet_node.budget import SessionLimits
+from meshnet_node.settings import NodeSettings
 from tests.fakes import RecordingBackend
 
 StartNode = Callable[..., Awaitable[tuple[Hop, Node, RecordingBackend]]]

@@ -9,7 +9,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from meshnet_node import cli
-from meshnet_node.app import NodeSettings
+from meshnet_node.settings import NodeSettings
 
 STUB = ("--backend", "stub", "--layers", "0:1")
 

@@ -31,9 +31,10 @@ from meshnet.operations import Reservation
 from meshnet.plane.hop_client import HopClient
 from meshnet.topology import Hop, LayerRange, NodeId, Route, SessionId
 from meshnet.wire import ChunkHeader
-from meshnet_node.app import Node, NodeSettings
+from meshnet_node.app import Node
 from meshnet_node.budget import SessionLimits
 from meshnet_node.hf.shard import TransformersShard
+from meshnet_node.settings import NodeSettings
 from tests.e2e.reference import load_whole
 from tests.node.tiny import VOCAB, save_tiny
 

@@ -24,10 +24,11 @@ from meshnet.plane.client import PlaneClient
 from meshnet.topology import LayerRange, NodeId, SessionId
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.wire import ChunkHeader
-from meshnet_node.app import Node, NodeSettings
+from meshnet_node.app import Node
 from meshnet_node.heartbeat import Heartbeat, Registration
 from meshnet_node.hf.reference import make_reference
 from meshnet_node.hf.shard import TransformersShard
+from meshnet_node.settings import NodeSettings
 from tests.node.faulty_node import FAULTS
 from tests.node.tiny import save_tiny
 

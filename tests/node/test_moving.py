@@ -33,12 +33,13 @@ from meshnet.plane.caller import Caller
 from meshnet.plane.hop_client import HopClient
 from meshnet.topology import Hop, LayerRange, NodeId, SessionId
 from meshnet.wire import ChunkHeader
-from meshnet_node.app import Node, NodeSettings
+from meshnet_node.app import Node
 from meshnet_node.budget import SessionLimits
 from meshnet_node.hf.exact import save_random_model
 from meshnet_node.hf.layers import GrowingLayer
 from meshnet_node.hf.shard import TransformersShard
 from meshnet_node.hf.tiny import tiny_config
+from meshnet_node.settings import NodeSettings
 from tests.node.tiny import TINY, VOCAB, save_tiny
 from tests.plane.doubles import new_session
 from tests.vectors.load import load_caches
