@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
-from typing import Final
 
 import meshnet
 from meshnet.candidate import RouteQuery
@@ -16,31 +15,23 @@ from meshnet.control.granting import check_session, granted, granted_hops
 from meshnet.control.models import models_in
 from meshnet.control.paging import page_of
 from meshnet.control.registry import Snapshot, Store
-from meshnet.control.validate import check_model, check_required, invalid, node_id_of
+from meshnet.control.route_shape import (
+    are_equal,
+    check_wanted,
+    left_out_messages,
+    query_of,
+    route_messages,
+)
+from meshnet.control.validate import check_model, check_required
 from meshnet.coverage import left_out
 from meshnet.errors import Code, RouteError
-from meshnet.routing import RouteTable, Selected, Stage
+from meshnet.routing import Selected
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as node_pb
 from meshnet.v1 import route_service_pb2 as pb
 from meshnet.v1 import types_pb2
 
 __all__ = ["RouteService"]
-
-MAX_ROUTES: Final = 8
-_MOST: Final = {
-    "wire_versions": 16,
-    "encodings": 16,
-    "exclude_nodes": 1000,
-    "prefer_nodes": 1000,
-    "prefer_borders": 1000,
-}
-_CLASSES: Final = {
-    types_pb2.ROUTE_CLASS_UNSPECIFIED: "",
-    types_pb2.ROUTE_CLASS_LAN: "lan",
-    types_pb2.ROUTE_CLASS_RELAY: "relay",
-}
-_CLASS_NUMBERS: Final = {name: number for number, name in _CLASSES.items()}
 
 
 class RouteService:
@@ -79,24 +70,12 @@ class RouteService:
         check_required(request)
         check_model(request.model, "model")
         session = check_session(request.session_id) if request.session_id else None
-        _check_wanted(request.max_routes, request.route_class)
-        for name, limit in _MOST.items():
-            if len(getattr(request, name)) > limit:
-                raise invalid(name, f"{len(getattr(request, name))}: expected at most {limit}")
+        wanted = query_of(request)
         snapshot = await self._store.snapshot()
         table = self._candidates.table(snapshot)
-        query = RouteQuery(
-            request.model,
-            digest=request.model_digest,
-            exclude=_node_ids(request.exclude_nodes, "exclude_nodes") | snapshot.unconfirmed,
-            prefer=_node_ids(request.prefer_nodes, "prefer_nodes"),
-            borders=_borders(request.prefer_borders),
-            region=request.region,
-            route_class=_CLASSES[request.route_class],
-            wire_versions=tuple(request.wire_versions),
-            encodings=tuple(request.encodings) or None,
-            expected_tokens=request.expected_tokens,
-            max_routes=request.max_routes,
+        query = replace(
+            wanted,
+            exclude=wanted.exclude | snapshot.unconfirmed,
             assigned=self._assigned_since_report(),
             turns=self._turns,
         )
@@ -106,7 +85,8 @@ class RouteService:
             raise snapshot.explain(error) from None
         response = pb.SelectRouteResponse(routes=self._messages(routes), revision=snapshot.revision)
         if request.explain:
-            response.left_out.extend(self._left_out(table, query))
+            found = sorted(left_out(table.candidates(query), query))
+            response.left_out.extend(left_out_messages(found, self._candidates.nodes))
             return response
         self._remember(routes[0])
         if self._grants is not None and session is not None:
@@ -147,7 +127,7 @@ class RouteService:
         """Stream the best routes whenever they change, and in quiet times as they are."""
         check_required(request)
         check_model(request.model, "model")
-        _check_wanted(request.max_routes)
+        check_wanted(request.max_routes)
         query = RouteQuery(request.model, region=request.region, max_routes=request.max_routes)
         snapshot = await self._store.snapshot()
         sent = self._routes_now(snapshot, query)
@@ -165,7 +145,7 @@ class RouteService:
                         continue
                 snapshot = await self._store.snapshot()
                 routes = self._routes_now(snapshot, query)
-                if is_quiet or not _are_equal(routes, sent):
+                if is_quiet or not are_equal(routes, sent):
                     sent = routes
                     yield pb.WatchRoutesResponse(routes=sent, revision=snapshot.revision)
         finally:
@@ -251,79 +231,4 @@ class RouteService:
             return []
 
     def _messages(self, routes: Iterable[Selected]) -> list[pb.Route]:
-        return [
-            pb.Route(
-                route_id=route.route_id,
-                model=route.model,
-                model_digest=route.digest,
-                wire_version=route.wire_version,
-                cost=route.cost_us,
-                route_class=_CLASS_NUMBERS[route.route_class],
-                hops=[_hop(stage, self._candidates.nodes[stage.node]) for stage in route.stages],
-            )
-            for route in routes
-        ]
-
-    def _left_out(self, table: RouteTable, query: RouteQuery) -> list[pb.LeftOutNode]:
-        nodes = self._candidates.nodes
-        return [
-            pb.LeftOutNode(node=nodes[node].name, reason=_reason(nodes[node], reason))
-            for node, reason in sorted(left_out(table.candidates(query), query))
-        ]
-
-
-def _reason(node: node_pb.Node, reason: str) -> str:
-    """Say why a node is left out; `reason` is what routes know."""
-    if node.state == node_pb.NODE_STATE_QUARANTINED:
-        return "QUARANTINED"
-    if node.cordoned:
-        return "CORDONED"
-    waits = node.verification.state == node_pb.Verification.STATE_PENDING
-    return "UNVERIFIED" if waits and node.state == node_pb.NODE_STATE_JOINING else reason
-
-
-def _check_wanted(max_routes: int, route_class: int = 0) -> None:
-    if max_routes > MAX_ROUTES:
-        raise invalid("max_routes", f"{max_routes}: expected at most {MAX_ROUTES}")
-    if route_class not in types_pb2.RouteClass.values():
-        expected = ", ".join(types_pb2.RouteClass.keys())
-        raise invalid("route_class", f"{route_class}: expected one of {expected}")
-
-
-def _node_ids(names: Iterable[str], field: str) -> frozenset[NodeId]:
-    return frozenset(node_id_of(name, f"{field}[{index}]") for index, name in enumerate(names))
-
-
-def _borders(layers: Sequence[int]) -> frozenset[int]:
-    if list(layers) != sorted({*layers} - {0}):
-        raise invalid("prefer_borders", f"{list(layers)}: expected rising layers above 0")
-    return frozenset(layers)
-
-
-def _are_equal(routes: Sequence[pb.Route], others: Sequence[pb.Route]) -> bool:
-    """Tell whether routes have the same hops; what they cost moves with every heartbeat."""
-
-    def hops(route: pb.Route) -> list[tuple[str, str, int, str]]:
-        return [(route.route_id, h.node, h.incarnation, h.endpoint.uri) for h in route.hops]
-
-    return list(map(hops, routes)) == list(map(hops, others))
-
-
-def _hop(stage: Stage, node: node_pb.Node) -> pb.Hop:
-    cost = stage.cost
-    return pb.Hop(
-        node=node.name,
-        incarnation=node.incarnation,
-        layers=types_pb2.LayerRange(start=stage.layers.start, end=stage.layers.end),
-        endpoint=node.endpoints[0],
-        encodings=stage.encodings,
-        cost=pb.HopCost(
-            compute=cost.compute_us,
-            queue=cost.queue_us,
-            cache=cost.cache_us,
-            link=cost.link_us,
-            overhead=cost.overhead_us,
-            penalty=cost.penalty_us,
-            link_measured=cost.link_measured,
-        ),
-    )
+        return route_messages(routes, self._candidates.nodes)
