@@ -118,6 +118,37 @@ class BoundedConnection(web.RequestHandler):
         if self._write_timer is not None:
             self._write_timer.cancel()
 
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Give the answer to a request that could not be read; the connection ends with it.
+
+        Raises:
+            ConnectionError: another answer has begun already.
+        """
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun already")
+        response = self.answer_unreadable(request, status, exc, message or "")
+        response.force_close()
+        return response
+
+    def answer_unreadable(
+        self, request: web.BaseRequest, status: int, error: BaseException | None, message: str
+    ) -> web.StreamResponse:
+        """Say what is wrong with a request, in the form of this server's errors.
+
+        Args:
+            request: as far as it is known.
+            status: that aiohttp would answer; 500 where the server failed.
+            error: that reading it, or answering it, raised.
+            message: aiohttp's.
+        """
+        raise NotImplementedError
+
     def expect_head(self) -> None:
         """Begin to wait for a whole head."""
         self._head_timer = self._loop.call_later(self._limits.head_timeout_s, self._end_headless)

@@ -97,18 +97,11 @@ class _Connection(BoundedConnection):
         """Take note that the next head may come."""
         self._is_answering = False
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+    def answer_unreadable(
+        self, request: web.BaseRequest, status: int, error: BaseException | None, message: str
     ) -> web.StreamResponse:
-        """Give the answer to a request that could not be read; the connection ends with it."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun already")
         code, text = Code.INTERNAL, "the gateway failed on this request; its log says where"
-        if isinstance(exc, http_exceptions.LineTooLong) or "headers" in (message or "").lower():
+        if isinstance(error, http_exceptions.LineTooLong) or "headers" in message.lower():
             limits = self._limits
             code = Code.HEADERS_TOO_LARGE
             text = (
@@ -118,10 +111,8 @@ class _Connection(BoundedConnection):
         elif status < 500:
             code, text = Code.INVALID_ARGUMENT, "the request cannot be read; expected HTTP/1.1"
         else:
-            _log.error("a request failed on an unexpected error", exc_info=exc)
-        response = error_response(MeshError(code, text))
-        response.force_close()
-        return response
+            _log.error("a request failed on an unexpected error", exc_info=error)
+        return error_response(MeshError(code, text))
 
     def end_slow(self) -> None:
         """End it when what was answered before has been sent."""

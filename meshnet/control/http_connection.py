@@ -61,27 +61,18 @@ class _Connection(BoundedConnection):
 
     __slots__ = ()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+    def answer_unreadable(
+        self, request: web.BaseRequest, status: int, error: BaseException | None, message: str
     ) -> web.StreamResponse:
-        """Give the answer to a request that could not be read; the connection ends with it."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun already")
         code, text = Code.INTERNAL, "the control plane failed to answer"
-        if isinstance(exc, http_exceptions.LineTooLong):
+        if isinstance(error, http_exceptions.LineTooLong):
             size = self._limits.max_head_line_bytes
             code, text = Code.HEADERS_TOO_LARGE, f"a line of the head is over {size} bytes"
         elif status < 500:
-            first = next(iter((message or "").splitlines()), "").strip(" :")
+            first = next(iter(message.splitlines()), "").strip(" :")
             code, text = Code.INVALID_ARGUMENT, f"not a request of HTTP/1.1: {first[:200]}"
         _log.info("a request of %s: %s", request.remote, text)
-        response = error_response(MeshError(code, text))
-        response.force_close()
-        return response
+        return error_response(MeshError(code, text))
 
 
 def error_response(error: MeshError) -> web.Response:

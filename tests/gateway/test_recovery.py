@@ -517,15 +517,21 @@ async def test_a_node_lost_in_the_prompt_costs_the_others_a_window(pool, client,
     await settled(pool, "middle")
 
 
-async def test_a_step_is_sent_again_where_every_cache_is_still_there(pool, client, monkeypatch):
-    """A connection breaks, the node is well: nothing is computed again but that step."""
-    await start_three(pool)
-    expected = await undisturbed(pool, client)
+def keep_choosing(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose the first route whatever failed."""
 
     async def same_again(*_: Any, **__: Any) -> SelectedRoute:
         return pool.route(pool.routes[0])
 
     monkeypatch.setattr(pool, "replace", same_again)
+
+
+async def test_a_step_is_sent_again_where_every_cache_is_still_there(pool, client, monkeypatch):
+    """A connection breaks, the node is well: nothing is computed again but that step."""
+    await start_three(pool)
+    expected = await undisturbed(pool, client)
+
+    keep_choosing(pool, monkeypatch)
     shared = share(pool, client)
     pipeline = await open_session(shared)
     node = pool.nodes["middle"]
@@ -567,10 +573,7 @@ async def test_a_node_that_fails_for_a_while_is_gone_back_to(pool, client, monke
     await start_three(pool)
     expected = await undisturbed(pool, client)
 
-    async def same_again(*_: Any, **__: Any) -> SelectedRoute:
-        return pool.route(pool.routes[0])
-
-    monkeypatch.setattr(pool, "replace", same_again)
+    keep_choosing(pool, monkeypatch)
     monkeypatch.setattr("meshnet_gateway.recovery._AGAIN_S", 0.01)
     shared = share(pool, client)
     pipeline = await open_session(shared)
