@@ -199,7 +199,7 @@ class Node:
 
     def reserve(self, asked: Reservation, caller: Caller) -> None:
         """Open a session along its route: `PlaneHandler`."""
-        self._loaded().reserve(asked, caller)
+        self._loaded().reservations.reserve(asked, caller)
 
     def move(self, asked: MoveHeader, caller: Caller) -> None:
         """Send a session's cache to other nodes: `PlaneHandler`."""

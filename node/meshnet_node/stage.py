@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from meshnet.chunk import Answer, Chunk
 from meshnet.dtypes import BFLOAT16, FLOAT32, numpy_dtype
 from meshnet.errors import Code, MeshError, NextHopError, PositionError
 from meshnet.grammar import Phase, Want
-from meshnet.operations import Rebuild, Release, Reservation
+from meshnet.operations import Rebuild, Release
 from meshnet.plane.caller import Caller
 from meshnet.plane.hop_client import HopClient
 from meshnet.timing import HopTiming, format_timing
@@ -23,8 +22,9 @@ from meshnet.wire import AnswerHeader, ChunkHeader
 from meshnet_node.backend import ShardBackend
 from meshnet_node.granted import GrantGate
 from meshnet_node.moving import CacheMoves
-from meshnet_node.plan import check_layers, check_route, plan
+from meshnet_node.plan import check_route, plan
 from meshnet_node.rebuild import feed
+from meshnet_node.reserving import RouteReservations
 from meshnet_node.running import RunningStep
 from meshnet_node.scheduler import Scheduler
 from meshnet_node.session import Session
@@ -34,9 +34,6 @@ __all__ = ["Stage"]
 
 _FLOAT32: Final = numpy_dtype(FLOAT32)
 """Compared with, since comparing with a name makes a dtype of it each time: 5 microseconds."""
-
-_WITHDRAW_S: Final = 1.0
-"""What a hop that did not answer a reservation gets to hear that it is withdrawn."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +79,9 @@ class Stage:
         self._hop_timeout_s = hop_timeout_s
         self._clock = clock
         self.moves = CacheMoves(
+            backend, sessions, client, self._grants, hop_timeout_s=hop_timeout_s
+        )
+        self.reservations = RouteReservations(
             backend, sessions, client, self._grants, hop_timeout_s=hop_timeout_s
         )
         self._present: set[Caller] = set()
@@ -150,51 +150,6 @@ class Stage:
             ),
             tensor,
         )
-
-    def reserve(self, asked: Reservation, caller: Caller) -> None:
-        """Open a session here and at the hops after, with its cache; all of them or none.
-
-        Raises:
-            WireError: the layers or the route cannot be served here.
-            MeshError: of the session table, or of the hop that refused.
-            CallerGoneError: `caller` left meanwhile.
-        """
-        layers = check_layers(self.backend.spec, asked.layers)
-        check_route(layers, asked.route)
-        held = self.sessions.find(asked.session)
-        granted = self._grants.check(
-            held.granted if held else None, asked.session, layers, asked.route, asked.grant
-        )
-        session, before = self.sessions.reserve(
-            asked.session, asked.max_tokens, asked.owner, granted
-        )
-        if not asked.route:
-            return
-        hop = asked.route[0]
-        session.route, session.next_hop = None, hop
-        try:
-            self._client.reserve(
-                hop.address,
-                hop.node,
-                asked.onward(),
-                timeout_s=self._hop_timeout_s,
-                caller=caller,
-            )
-        except BaseException as error:
-            if before:
-                self.sessions.lower(session, before)
-            else:
-                self.sessions.release(asked.session, withdrawn=True)
-                self._withdraw(session, hop, error)
-            raise
-
-    def _withdraw(self, session: Session, hop: Hop, error: BaseException) -> None:
-        """Free what the next hop may have opened; one that refused holds nothing."""
-        reached = isinstance(error, MeshError) and not isinstance(error, NextHopError)
-        if reached:
-            return
-        with suppress(MeshError):
-            self._client.release(hop.address, session.id, timeout_s=_WITHDRAW_S, node=hop.node)
 
     def rebuild(self, asked: Rebuild, caller: Caller) -> None:
         """Feed what was sent on of a session to the hops that replace those after it.
