@@ -19,7 +19,8 @@ from meshnet_node.backend import Cache
 from meshnet_node.budget import CacheBudget, SessionLimits
 from meshnet_node.granted import GrantGate, Held
 from meshnet_node.journals import Journals
-from meshnet_node.session import Session, came_early, was_released
+from meshnet_node.session import Session, was_released
+from meshnet_node.waiting import await_free, await_position
 
 __all__ = ["SessionTable", "Turn"]
 
@@ -119,7 +120,7 @@ class SessionTable:
             granted = self._grants.admit(header.session, header.layers, header.route, header.grant)
         with caller.waking(self._wake_all), self._lock:
             session = self._find(header, caller, granted)
-            self._await_position(session, header, caller)
+            await_position(session, header, caller, self._limits.reorder_wait_s)
             return self._begin_turn(session, header)
 
     def end_turn(self, session: Session, *, went_well: bool) -> None:
@@ -195,15 +196,7 @@ class SessionTable:
             session = self._sessions.get(session_id)
             if session is None:
                 raise UnknownSessionError(f"session {session_id} is not held here")
-            session.num_waiting += 1
-            try:
-                while session.busy and not session.closed:
-                    session.changed.wait()
-                    caller.check()
-            finally:
-                session.num_waiting -= 1
-            if session.closed:
-                raise was_released(session.id)
+            await_free(session, caller)
             session.busy = True
             return Turn(self, session, session.cache.length)
 
@@ -394,30 +387,3 @@ class SessionTable:
             self._opened.wait(remaining)
             caller.check()
         return session
-
-    def _await_position(self, session: Session, header: ChunkHeader, caller: Caller) -> None:
-        """Wait until no chunk computes and this one's position is not past the cache's end."""
-        session.num_waiting += 1
-        try:
-            self._await_turn(session, header, caller)
-        finally:
-            session.num_waiting -= 1
-
-    def _await_turn(self, session: Session, header: ChunkHeader, caller: Caller) -> None:
-        until: float | None = None
-        while not session.takes(header):
-            if session.closed:
-                raise was_released(session.id)
-            if session.busy:
-                # A chunk that computes is bounded by its own hop's timeout, so that only the
-                # wait for a predecessor that never comes needs a bound here.
-                until = None
-                session.changed.wait()
-            else:
-                if until is None:
-                    until = time.monotonic() + self._limits.reorder_wait_s
-                remaining = until - time.monotonic()
-                if remaining <= 0:
-                    raise came_early(session, header)
-                session.changed.wait(remaining)
-            caller.check()
