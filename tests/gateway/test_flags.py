@@ -35,7 +35,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(run())
 
-    monkeypatch.setattr(cli, "_load_text", lambda source, _: (source, None))
+    monkeypatch.setattr(cli, "_load", lambda source, _: (source, None, None))
     monkeypatch.setattr(cli, "Gateway", Noted)
     monkeypatch.setattr(cli, "serve", serve)
     app = typer.Typer()
