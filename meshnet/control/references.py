@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
@@ -36,12 +37,15 @@ class References:
     Args:
         documents: keep them, for all replicas.
         clock: monotonic seconds.
+
+    Attributes:
+        read_at: when they were last read, by the clock.
     """
 
     def __init__(self, documents: Documents, clock: Callable[[], float]) -> None:
         self._documents = documents
         self._clock = clock
-        self._read_at: float | None = None
+        self._tried_at = self.read_at = -math.inf
         self._by_digest: dict[str, Known] = {}
         self._by_model: dict[str, dict[str, Known]] = {}
 
@@ -51,13 +55,13 @@ class References:
         While documents are away, what was known stays.
         """
         now = self._clock()
-        if self._read_at is not None and now - self._read_at < _FRESH_S:
+        if now - self._tried_at < _FRESH_S:
             return
+        self._tried_at = now
         try:
             await self.read()
         except MeshError as error:
             _log.warning("references cannot be read: %s", error)
-            self._read_at = now
 
     async def read(self) -> None:
         """Read all of them.
@@ -65,6 +69,7 @@ class References:
         Raises:
             MeshError: UNAVAILABLE.
         """
+        began = self._clock()
         found: dict[str, Known] = {}
         for key, value, revision in await self._documents.list(KIND):
             known = self._by_digest.get(key)
@@ -75,7 +80,7 @@ class References:
         self._by_digest, self._by_model = found, {}
         for key, known in found.items():
             self._by_model.setdefault(f"models/{known.reference.model}", {})[key] = known
-        self._read_at = self._clock()
+        self._tried_at = self.read_at = began
 
     def of_model(self, model: str) -> Mapping[str, Known]:
         """Give what is known of a model, named with ``models/``, by digest."""
@@ -139,14 +144,13 @@ class References:
         return was_there
 
     async def messages(self) -> list[pb.Reference]:
-        """Give all of them, in order of digest.
+        """Give all of them that can be read, in order of digest.
 
         Raises:
             MeshError: UNAVAILABLE.
         """
-        return [
-            pb.Reference.FromString(document.value) for document in await self._documents.list(KIND)
-        ]
+        found = [_read(document.value) for document in await self._documents.list(KIND)]
+        return [message for message in found if message is not None]
 
 
 def _parse(key: str, value: bytes, revision: int) -> Known | None:
@@ -157,8 +161,17 @@ def _parse(key: str, value: bytes, revision: int) -> Known | None:
         return None
 
 
+def _read(value: bytes) -> pb.Reference | None:
+    try:
+        return pb.Reference.FromString(value)
+    except DecodeError:
+        return None
+
+
 def _same(value: bytes, message: pb.Reference) -> bool:
-    kept = pb.Reference.FromString(value)
+    kept = _read(value)
+    if kept is None:
+        return False
     kept.ClearField("create_time")
     other = pb.Reference()
     other.CopyFrom(message)

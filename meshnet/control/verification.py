@@ -58,6 +58,7 @@ class Verifier:
         self._require = require
         self._judged: dict[tuple[str, str], _Judged] = {}
         self._asked: dict[str, float] = {}
+        self._missed: dict[tuple[str, str], float] = {}
 
     async def prepare(self) -> None:
         """Learn of new references, and forget nodes that are not heard of."""
@@ -65,6 +66,7 @@ class Verifier:
         oldest = self._clock() - 2 * MAX_AGE_S
         self._judged = {key: each for key, each in self._judged.items() if each.at_s > oldest}
         self._asked = {name: at for name, at in self._asked.items() if at > oldest}
+        self._missed = {key: at for key, at in self._missed.items() if at > oldest}
 
     def is_asked(self, name: str) -> bool:
         """Tell whether the node of this resource name is to report its probes."""
@@ -92,7 +94,8 @@ class Verifier:
     ) -> pb.Verification:
         known = self._references.of_model(shard.model)
         if not known:
-            return self._without_reference(shard, node.verification, report)
+            return self._without_reference(node, shard, report)
+        self._missed.pop((node.name, shard.model), None)
         own = known.get(shard.model_digest)
         if own is None or own.reference.num_layers != shard.layer_count:
             digests = ", ".join(digest[:12] for digest in known)
@@ -113,10 +116,18 @@ class Verifier:
         return pb.Verification(state=_VERIFIED)
 
     def _without_reference(
-        self, shard: types_pb2.Shard, before: pb.Verification, report: pb.ProbeReport | None
+        self, node: pb.Node, shard: types_pb2.Shard, report: pb.ProbeReport | None
     ) -> pb.Verification:
-        """Take the node's own word, which is all there is: against itself it is believed."""
-        if report is None and before.reason == "PROBE_FAILED":
+        """Take the node's own word, which is all there is: against itself it is believed.
+
+        What another replica found by a reference stays until this one has looked for that.
+        """
+        before, now = node.verification, self._clock()
+        missed_at = self._missed.setdefault((node.name, shard.model), now)
+        if before.reason == "PROBE_FAILED":
+            if report is None:
+                return before
+        elif before.state in (_VERIFIED, _FAILED) and self._references.read_at <= missed_at:
             return before
         if report is not None and report.problem:
             return _failed("PROBE_FAILED", f"the node's own probe failed: {report.problem}")

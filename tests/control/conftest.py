@@ -9,9 +9,11 @@ import pytest
 
 from meshnet.control.app import Addresses, ControlServer
 from meshnet.control.client import ControlClient
+from meshnet.control.documents import Documents
 from meshnet.control.settings import ControlSettings
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import types_pb2
+from tests.control.document_stores import empty, opened
 from tests.control.etcd_cluster import Cluster, etcd_cluster
 
 MODEL = "models/acme/tiny"
@@ -126,3 +128,26 @@ def lone_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One member, for all tests that leave it as it was but for its content."""
     with etcd_cluster(tmp_path_factory.mktemp("etcd"), 1) as cluster:
         yield cluster
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("etcd", marks=pytest.mark.etcd)])
+async def url(request, tmp_path) -> str:
+    if request.param == "memory":
+        return "memory"
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path}/mesh.db"
+    cluster = request.getfixturevalue("lone_etcd")
+    await cluster.ready()
+    await empty(cluster)
+    return cluster.url
+
+
+@pytest.fixture
+async def pair(url) -> AsyncIterator[tuple[Documents, Documents]]:
+    """The same store, opened twice."""
+    async with opened(url) as one:
+        if url == "memory":
+            yield one, one
+            return
+        async with opened(url) as other:
+            yield one, other

@@ -6,64 +6,22 @@ import asyncio
 import sqlite3
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from meshnet.control.documents import MAX_DOCUMENT_BYTES, Document, Documents
-from meshnet.control.etcd.client import EtcdClient
 from meshnet.control.etcd.documents import EtcdDocuments
 from meshnet.control.sqlite_documents import SqliteDocuments
 from meshnet.control.store_url import make_documents, make_store
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
+from tests.control.document_stores import empty, opened
 from tests.control.etcd_cluster import Cluster, Proxy, etcd_cluster
 from tests.plane.certificates import Authority, make_authority
 
 KIND = "join-tokens"
-
-
-@pytest.fixture(params=["memory", "sqlite", pytest.param("etcd", marks=pytest.mark.etcd)])
-async def url(request, tmp_path) -> str:
-    if request.param == "memory":
-        return "memory"
-    if request.param == "sqlite":
-        return f"sqlite:{tmp_path}/mesh.db"
-    cluster = request.getfixturevalue("lone_etcd")
-    await cluster.ready()
-    await empty(cluster)
-    return cluster.url
-
-
-@pytest.fixture
-async def pair(url) -> AsyncIterator[tuple[Documents, Documents]]:
-    """The same store, opened twice."""
-    async with opened(url) as one:
-        if url == "memory":
-            yield one, one
-            return
-        async with opened(url) as other:
-            yield one, other
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Documents]:
-    documents = make_documents(url)
-    await documents.open()
-    try:
-        yield documents
-    finally:
-        await documents.close()
-
-
-async def empty(cluster: Cluster) -> None:
-    client = EtcdClient(list(cluster.addresses.values()))
-    prefix = b"/meshnet/documents/"
-    whole = etcd.DeleteRangeRequest(key=prefix, range_end=prefix[:-1] + b"0")
-    await client.txn(etcd.TxnRequest(success=[etcd.RequestOp(request_delete_range=whole)]))
-    await client.close()
 
 
 async def test_what_one_writes_the_other_reads(pair):
