@@ -2,7 +2,7 @@
 
 Half of the probes are of the model given, in shards of a third of its layers; the other half of
 tiny models with random weights, of every family that the tests know. Every one is judged as
-the control plane does, by one reference.
+the control plane does, by one reference, and as the node itself does, by its first probe.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def run(options: Run) -> Report:
 
 def _measure(directories: list[Path], num_probes: int) -> Iterator[tuple[str, ...]]:
     shards = [
-        (shard, reference, layers)
+        (shard, Prober(shard, shard.weights, Scheduler(), interval_s=0.0), reference, layers)
         for directory in directories
         for shard, reference, layers in _shards(directory)
     ]
@@ -70,12 +70,12 @@ def _measure(directories: list[Path], num_probes: int) -> Iterator[tuple[str, ..
         alarms, worst, began = 0, 0.0, time.perf_counter()
         count = -(-num_probes // len(settings))
         of_dtype = [each for each in shards if each[0].weights.dtype == dtype]
-        for shard, reference, layers in itertools.islice(itertools.cycle(of_dtype), count):
-            prober = Prober(shard, shard.weights, Scheduler(), interval_s=0.0)
+        chosen = itertools.islice(itertools.cycle(of_dtype), count)
+        for shard, prober, reference, layers in chosen:
             prober.run()
             assert prober.latest is not None
             verdict = judge(prober.latest.report, reference, layers, head=shard.spec.holds_head)
-            alarms += bool(verdict.reason)
+            alarms += bool(verdict.reason or prober.failure)
             worst = max(worst, verdict.worst)
         ms = (time.perf_counter() - began) * 1e3 / count
         kernels = "oneDNN" if has_onednn else "torch's own"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -12,6 +13,7 @@ from meshnet.control.documents import MemoryDocuments
 from meshnet.control.references import References
 from meshnet.control.verification import MAX_AGE_S, Verifier
 from meshnet.errors import MeshError
+from meshnet.identity import Role
 from meshnet.v1 import node_service_pb2 as pb
 from tests.control.conftest import MODEL, FakeClock, make_node
 from tests.control.numbers import (
@@ -23,6 +25,7 @@ from tests.control.numbers import (
     report,
     shift,
 )
+from tests.control.secured import secured
 
 ANSWER_S = 30.0
 """What a node that served has to report a probe that it is asked for."""
@@ -221,6 +224,31 @@ async def test_nodes_that_are_gone_are_forgotten(judge):
     judge.clock.advance(2 * MAX_AGE_S + 1)
     await judge.verifier.prepare()
     assert judge.verifier._judged == {}
+
+
+async def test_where_callers_are_known_a_model_needs_a_reference(tmp_path):
+    """Nodes that wait for it get traffic as soon as an operator registers it."""
+    async with secured(tmp_path) as mesh, AsyncExitStack() as stack:
+
+        async def client(role, name):
+            return await stack.enter_async_context(mesh.client(mesh.credentials(role, name)))
+
+        node, gateway = await client(Role.NODE, "a"), await client(Role.GATEWAY, "front")
+        admin = await client(Role.ADMIN, "ann")
+        joined = await node.register("a", make_node((0, LAYERS), digest=DIGEST), ttl_s=300)
+        terms = {"lease_id": joined.lease.lease_id, "incarnation": 1, "ready": True}
+        await node.heartbeat("a", **terms, probes=[report()])
+        assert await _states(admin) == {"a": ("JOINING", "NO_REFERENCE")}
+        with pytest.raises(MeshError, match="no eligible node"):
+            await gateway.select_route(MODEL)
+        with pytest.raises(MeshError, match="may not call"):
+            await node.put_reference(reference())
+        await admin.put_reference(reference())
+        async with asyncio.timeout(60):
+            while not (await node.heartbeat("a", **terms)).probes_wanted:
+                await asyncio.sleep(0.05)
+        await node.heartbeat("a", **terms, probes=[report()])
+        assert [hop.node for hop in (await gateway.select_route(MODEL)).hops] == ["nodes/a"]
 
 
 async def _states(client):

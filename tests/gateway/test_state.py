@@ -15,12 +15,19 @@ from meshnet.errors import MeshError
 from meshnet.tls import files_in
 from meshnet_gateway.app import Gateway, GatewaySettings
 from meshnet_gateway.model_text import ModelText
+from tests.control.numbers import reference
 
 
 async def test_the_gateway_asks_its_own_control_plane_as_a_gateway(
     text: ModelText, tmp_path: Path
 ) -> None:
-    control = ControlSettings(http_port=0, grpc_port=0, close_grace_s=0.1, state=tmp_path)
+    control = ControlSettings(
+        http_port=0,
+        grpc_port=0,
+        close_grace_s=0.1,
+        state=tmp_path,
+        references=(reference(name="tiny"),),
+    )
     gateway = Gateway(
         GatewaySettings(port=0, control=control), {"tiny": text}, CompressionPolicies()
     )
@@ -35,6 +42,8 @@ async def test_the_gateway_asks_its_own_control_plane_as_a_gateway(
         admin = Credentials(files_in(tmp_path / "admin"))
         async with ControlClient(gateway.control_grpc, credentials=admin) as client:
             assert (await client.get_status()).serving
+            known = [each.model for each in await client.list_references()]
+            assert known == ["models/tiny"]  # of the gateway's own model directory
         with pytest.raises(MeshError, match="demands certificates"):
             ControlClient(gateway.control_grpc)
     finally:
