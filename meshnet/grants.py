@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from meshnet.errors import Code, MeshError
 from meshnet.grammar import MAX_GRANT_CHARS, format_route, parse_route, parse_session
+from meshnet.identity import NAME
 from meshnet.topology import LayerRange, NodeId, Route, SessionId
 
 __all__ = [
@@ -54,6 +55,7 @@ class Grant:
         route: all of its hops.
         incarnations: of the hops' nodes, in their order.
         expires_s: Unix seconds, by the control plane's clock, until which it opens the session.
+        gateway: name of the one that it was issued to; empty where that was not known.
     """
 
     id: str
@@ -61,6 +63,7 @@ class Grant:
     route: Route
     incarnations: tuple[int, ...]
     expires_s: int
+    gateway: str = ""
 
     def check(
         self,
@@ -180,6 +183,7 @@ def sign(grant: Grant, key: Ed25519PrivateKey, key_id: str) -> str:
         "exp": grant.expires_s,
         "hops": format_route(grant.route),
         "starts": grant.incarnations,
+        **({"gateway": grant.gateway} if grant.gateway else {}),
     }
     payload = json.dumps(claims, separators=(",", ":")).encode()
     headers = {"kid": key_id, "typ": _TYPE}
@@ -254,8 +258,10 @@ def _grant_of(claims: dict[str, Any]) -> Grant:
     incarnations = tuple(int(number) for number in claims["starts"])
     if len(incarnations) != len(route) or _GRANT_ID.fullmatch(claims["jti"]) is None:
         raise ValueError("not the claims of a grant")
-    session = parse_session(claims["sub"])
-    return Grant(claims["jti"], session, route, incarnations, int(claims["exp"]))
+    session, gateway = parse_session(claims["sub"]), claims.get("gateway", "")
+    if gateway != "" and NAME.fullmatch(gateway) is None:
+        raise ValueError("not the name of a gateway")
+    return Grant(claims["jti"], session, route, incarnations, int(claims["exp"]), gateway)
 
 
 def _json(segment: str) -> dict[str, Any]:

@@ -117,8 +117,10 @@ class GrantIssuer:
         except MeshError as error:
             _log.warning("this process's grant keys stay published until they expire: %s", error)
 
-    def issue(self, session: SessionId, route: Route, incarnations: tuple[int, ...]) -> Issued:
-        """Sign a grant.
+    def issue(
+        self, session: SessionId, route: Route, incarnations: tuple[int, ...], gateway: str = ""
+    ) -> Issued:
+        """Sign a grant, for a gateway where it is known who asks.
 
         Raises:
             MeshError: UNAVAILABLE, there is no key to sign with; or of `sign`.
@@ -132,7 +134,7 @@ class GrantIssuer:
                 reason="GRANT_KEY_MISSING",
                 retry_after_s=self._times.refresh_s,
             )
-        grant = Grant(secrets.token_urlsafe(9), session, route, incarnations, expires_s)
+        grant = Grant(secrets.token_urlsafe(9), session, route, incarnations, expires_s, gateway)
         return Issued(sign(grant, pair.private, pair.key_id), self._times.ttl_s)
 
     async def policy(self, key_id: str = "") -> types_pb2.GrantPolicy:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import meshnet
 from meshnet.candidate import RouteQuery
+from meshnet.control.caller import current_caller
 from meshnet.control.candidates import Candidates
 from meshnet.control.grant_issuer import GrantIssuer
 from meshnet.control.granting import check_session, granted, granted_hops
@@ -25,6 +26,7 @@ from meshnet.control.route_shape import (
 from meshnet.control.validate import check_model, check_required
 from meshnet.coverage import left_out
 from meshnet.errors import Code, RouteError
+from meshnet.identity import Role
 from meshnet.routing import Selected
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as node_pb
@@ -91,7 +93,7 @@ class RouteService:
         self._remember(routes[0])
         if self._grants is not None and session is not None:
             for route in response.routes:
-                issued = self._grants.issue(session, *granted(route.hops))
+                issued = self._grants.issue(session, *granted(route.hops), _asking_gateway())
                 route.grant = issued.grant
                 route.grant_ttl.FromMilliseconds(int(issued.ttl_s * 1000))
         return response
@@ -109,7 +111,7 @@ class RouteService:
             )
         self._candidates.table(await self._store.snapshot())
         hops = granted_hops(request, self._candidates.nodes)
-        issued = self._grants.issue(session, *granted(hops))
+        issued = self._grants.issue(session, *granted(hops), _asking_gateway())
         response = pb.GrantRouteResponse(grant=issued.grant)
         response.grant_ttl.FromMilliseconds(int(issued.ttl_s * 1000))
         return response
@@ -232,3 +234,9 @@ class RouteService:
 
     def _messages(self, routes: Iterable[Selected]) -> list[pb.Route]:
         return route_messages(routes, self._candidates.nodes)
+
+
+def _asking_gateway() -> str:
+    """Name the gateway whose session a grant is for; empty where callers are not known."""
+    caller = current_caller()
+    return caller.name if caller is not None and caller.role is Role.GATEWAY else ""

@@ -23,16 +23,22 @@ class Caller:
     Attributes:
         gone: it has left, or the server ends; stays so.
         identity: who it is, where its certificate says so.
+        uri: the same as a SPIFFE ID; empty where that is not known.
     """
 
-    __slots__ = ("_failure", "_lock", "_wake", "gone", "identity")
+    __slots__ = ("_failure", "_lock", "_wake", "gone", "identity", "uri")
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Identity | None = None) -> None:
         self.gone = False
-        self.identity: Identity | None = None
+        self.introduce(identity)
         self._lock = threading.Lock()
         self._wake: Callable[[], object] | None = None
         self._failure: Exception | None = None
+
+    def introduce(self, identity: Identity | None) -> None:
+        """Say who it is, before anything is asked."""
+        self.identity = identity
+        self.uri = "" if identity is None else identity.uri
 
     def leave(self) -> None:
         """Mark the caller as gone, and wake what waits for its sake."""

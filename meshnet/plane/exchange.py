@@ -73,7 +73,7 @@ class Exchange:
         with contextlib.suppress(OSError, CallerGoneError):
             self.stream.set_deadline(self._service.limits.read_timeout_s)
             self.stream.begin()
-            self.caller.identity = self.stream.peer
+            self.caller.introduce(self.stream.peer)
             self._is_member = is_member(self._service.tls, self.stream.peer)
             while self._serve_one():
                 pass

@@ -57,7 +57,7 @@ class PlaneHandler(Protocol):
         """Send a session's cache to the hops asked and forget it here; or change nothing."""
         ...
 
-    def take_cache(self, header: CacheHeader) -> ArrivingCache:
+    def take_cache(self, header: CacheHeader, caller: Caller) -> ArrivingCache:
         """Make room for a cache that is this node's to hold."""
         ...
 
@@ -65,7 +65,7 @@ class PlaneHandler(Protocol):
         """Feed what was sent on of a session to the hops that replace those after."""
         ...
 
-    def release(self, asked: Release) -> None:
+    def release(self, asked: Release, caller: Caller) -> None:
         """Free what a session holds; a session not held is fine."""
         ...
 

@@ -92,7 +92,7 @@ def answer_owner(head: RequestHead, path: str, handler: PlaneHandler, caller: Ca
 
 
 def _release(asked: _Asked) -> Reply:
-    asked.handler.release(unpack_release(asked.session, asked.head.fields))
+    asked.handler.release(unpack_release(asked.session, asked.head.fields), asked.caller)
     return Reply(204, [], None)
 
 
@@ -109,7 +109,7 @@ def _move(asked: _Asked) -> Reply:
 def _take(asked: _Asked) -> Reply:
     header = unpack_cache(asked.session, asked.head.fields)
     _check_length(asked.head, header)
-    arriving = asked.handler.take_cache(header)
+    arriving = asked.handler.take_cache(header, asked.caller)
     try:
         asked.receive(arriving.memory)
     except BaseException:

@@ -205,18 +205,18 @@ class Node:
         """Send a session's cache to other nodes: `PlaneHandler`."""
         self._loaded().moves.send(asked, caller)
 
-    def take_cache(self, header: CacheHeader) -> ArrivingCache:
+    def take_cache(self, header: CacheHeader, caller: Caller) -> ArrivingCache:
         """Make room for a session's cache: `PlaneHandler`."""
-        return self._loaded().moves.take(header)
+        return self._loaded().moves.take(header, caller)
 
     def rebuild(self, asked: Rebuild, caller: Caller) -> None:
         """Feed a session's journal to the hops that replace those after: `PlaneHandler`."""
         self._loaded().rebuild(asked, caller)
 
-    def release(self, asked: Release) -> None:
+    def release(self, asked: Release, caller: Caller) -> None:
         """Free a session: `PlaneHandler`."""
         if self.stage is not None:
-            self.stage.release(asked)
+            self.stage.release(asked, caller)
 
     def attend(self, owner: OwnerId, caller: Caller) -> None:
         """Hear that an owner of sessions lives, and when it no longer does: `PlaneHandler`."""

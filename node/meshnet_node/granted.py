@@ -13,9 +13,11 @@ from typing import Final
 
 from meshnet.errors import MeshError
 from meshnet.grants import LEEWAY_S, Grant, GrantKey, key_id_of, refused, verify
+from meshnet.identity import Identity, Role
 from meshnet.topology import LayerRange, NodeId, Route, SessionId
+from meshnet_node.held import Held, of_others
 
-__all__ = ["GrantGate", "Held"]
+__all__ = ["GrantGate"]
 
 _MAX_VERIFIED: Final = 1024
 _MAX_SPENT: Final = 16_384
@@ -23,30 +25,6 @@ _MAX_SPENT: Final = 16_384
 Ask = Callable[[str], None]
 """Has `GrantGate.learn` called with the keys as they are now; gets the id of one that was met.
 Waits, and raises MeshError where the control plane does not answer."""
-
-
-class Held:
-    """What an open session may do, and the grants that this follows from.
-
-    Attributes:
-        token: the last grant, as it came.
-        grant: what that says.
-        used: all grants of the session that were shown here.
-    """
-
-    __slots__ = ("grant", "token", "used")
-
-    def __init__(self, token: str, grant: Grant) -> None:
-        self.token = token
-        self.grant = grant
-        self.used = [grant]
-
-    def replace(self, token: str, grant: Grant, now: float) -> None:
-        """Go on with another grant; those that have expired need not be remembered."""
-        self.token, self.grant = token, grant
-        self.used = [each for each in self.used if each.expires_s + LEEWAY_S >= now]
-        if grant not in self.used:
-            self.used.append(grant)
 
 
 class GrantGate:
@@ -98,7 +76,12 @@ class GrantGate:
         self.required = required
 
     def admit(
-        self, session: SessionId, layers: LayerRange | None, route: Route, token: str | None
+        self,
+        session: SessionId,
+        layers: LayerRange | None,
+        route: Route,
+        token: str | None,
+        who: Identity | None,
     ) -> Held | None:
         """Check what is asked for a session that is not open here; None where nothing is needed.
 
@@ -107,11 +90,25 @@ class GrantGate:
             layers: to run here; None means all.
             route: the hops after this one.
             token: the grant that came.
+            who: asks; None where that is not known.
 
         Raises:
             MeshError: PERMISSION_DENIED; UNAVAILABLE, its key is not known and the control
                 plane cannot be asked for it.
         """
+        held = self._open(session, layers, route, token, who)
+        if held is not None:
+            self.check_actor(held, session, who)
+        return held
+
+    def _open(
+        self,
+        session: SessionId,
+        layers: LayerRange | None,
+        route: Route,
+        token: str | None,
+        who: Identity | None,
+    ) -> Held | None:
         if not self.required:
             return None
         if token is None:
@@ -122,7 +119,52 @@ class GrantGate:
             )
         grant = self._take(token)
         self._check(grant, session, layers, route)
-        return Held(token, grant)
+        return Held(token, grant, who)
+
+    def check_actor(self, held: Held | None, session: SessionId, who: Identity | None) -> None:
+        """Check that somebody may act for a session, see `Held`; never waits.
+
+        Raises:
+            MeshError: PERMISSION_DENIED, reason ``SESSION_OF_OTHERS``.
+        """
+        if not self.required or held is None or who is None or who.uri in held.actors:
+            return
+        if held.gateway is not None or who.role is not Role.GATEWAY:
+            raise of_others(session)
+        held.bind(who)
+
+    def may_follow(
+        self, held: Held | None, session: SessionId, who: Identity | None, token: str | None
+    ) -> bool:
+        """Check who may act for a session, now or by the grant that came; tells whether by that.
+
+        Such a grant is one that the control plane issued later, to the same gateway.
+
+        Raises:
+            MeshError: as `check_actor`, or as `admit`.
+        """
+        if not self.required or held is None or who is None or who.uri in held.actors:
+            return False
+        if token is None or token == held.token:
+            self.check_actor(held, session, who)
+            return False
+        grant = self._take(token)
+        with self._lock:
+            if who.uri in held.actors:  # by now, through another request with this grant
+                return False
+            self._check_follower(held, grant, session)
+            if who.uri not in held.actors_of(grant):
+                raise of_others(session)
+        return True
+
+    def check_release(self, held: Held, session: SessionId, who: Identity | None) -> None:
+        """Check that somebody may free a session, or bring its cache again.
+
+        Raises:
+            MeshError: as `check_actor`.
+        """
+        if who is None or who.uri != held.shipper:
+            self.check_actor(held, session, who)
 
     def check(
         self,
@@ -131,6 +173,7 @@ class GrantGate:
         layers: LayerRange | None,
         route: Route,
         token: str | None,
+        who: Identity | None,
     ) -> Held | None:
         """Check what is asked for a session that may be open; gives what it holds then.
 
@@ -143,6 +186,7 @@ class GrantGate:
             layers: asked.
             route: asked.
             token: the grant that came; None for none.
+            who: asks.
 
         Raises:
             MeshError: as `admit`.
@@ -150,7 +194,9 @@ class GrantGate:
         if not self.required:
             return held
         if held is None:
-            return self.admit(session, layers, route, token)
+            return self.admit(session, layers, route, token, who)
+        self.may_follow(held, session, who, token)
+        held.shipper = ""
         if token is None or token == held.token:
             self._check(held.grant, session, layers, route)
             return held
@@ -165,11 +211,46 @@ class GrantGate:
                 raise error from None
             return held
         self._check(grant, session, layers, route)
+        held.check_gateway(grant)
         with self._lock:
             held.replace(token, grant, self._now())
         return held
 
-    def check_move(self, session: SessionId, hops: Route, token: str | None) -> None:
+    def check_cache(
+        self,
+        held: Held | None,
+        session: SessionId,
+        layers: LayerRange,
+        token: str | None,
+        who: Identity | None,
+    ) -> Held | None:
+        """Check a cache that is to be held here; gives what its session holds then.
+
+        It may come from a node that the session leaves, which the grant does not name: that
+        node has been told a grant that is new here, or has brought this cache before.
+
+        Raises:
+            MeshError: as `admit`.
+        """
+        if not self.required:
+            return held
+        if held is None:
+            held = self._open(session, layers, (), token, who)
+        elif token is not None and token != held.token:
+            grant = self._take(token)
+            if who is not None and who.uri not in held.actors:
+                self._check_follower(held, grant, session)
+            held = self.check(held, session, layers, (), token, None)
+        else:
+            self.check_release(held, session, who)
+            self._check(held.grant, session, layers, ())
+        if held is not None and who is not None:
+            held.shipper = who.uri
+        return held
+
+    def check_move(
+        self, held: Held | None, session: SessionId, hops: Route, token: str | None
+    ) -> None:
         """Check that a session may be handed to other hops.
 
         Raises:
@@ -183,7 +264,10 @@ class GrantGate:
                 " take it over",
                 "GRANT_MISSING",
             )
-        self._take(token).check_takers(session, hops)
+        grant = self._take(token)
+        grant.check_takers(session, hops)
+        if held is not None:
+            held.check_gateway(grant)
 
     def confirm(self, held: Held) -> None:
         """Check once more that a session may be opened, as it is.
@@ -211,6 +295,12 @@ class GrantGate:
         if asked is None:
             raise RuntimeError("no shard is loaded")
         grant.check(session, self._node, self.incarnation, asked, route)
+
+    def _check_follower(self, held: Held, grant: Grant, session: SessionId) -> None:
+        """Check that a grant may let others act for a session than the one before did."""
+        if grant.session != session or not held.follows(grant):
+            raise of_others(session)
+        held.check_gateway(grant)
 
     def _take(self, token: str) -> Grant:
         """Verify a grant, once; gives what it says."""

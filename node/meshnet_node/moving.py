@@ -88,7 +88,9 @@ class CacheMoves:
                 hops are not granted; or what a hop answered.
             CallerGoneError: `caller` left meanwhile.
         """
-        self._grants.check_move(asked.session, asked.route, asked.grant)
+        known = self._sessions.find(asked.session)
+        granted = known.granted if known else None
+        self._grants.check_move(granted, asked.session, asked.route, asked.grant)
         with self._sessions.hold(asked.session, caller) as (session, held):
             kv = self._movable()
             tokens = held if asked.position is None else asked.position
@@ -143,7 +145,7 @@ class CacheMoves:
             time.monotonic() - started,
         )
 
-    def take(self, header: CacheHeader) -> ArrivingCache:
+    def take(self, header: CacheHeader, caller: Caller) -> ArrivingCache:
         """Make room for a cache that comes from another node.
 
         Raises:
@@ -177,8 +179,12 @@ class CacheMoves:
             )
         tokens = max(header.tokens, header.max_tokens or 0)
         held = self._sessions.find(header.session)
-        granted = self._grants.check(
-            held.granted if held else None, header.session, header.layers, (), header.grant
+        granted = self._grants.check_cache(
+            held.granted if held else None,
+            header.session,
+            header.layers,
+            header.grant,
+            caller.identity,
         )
         session = self._sessions.expect(header.session, header.layers, tokens, granted)
         session.epoch, session.owner = header.epoch, header.owner

@@ -19,6 +19,10 @@ _RETURN_S: Final = 2.0
 _log = logging.getLogger(__name__)
 
 
+Owner = tuple[OwnerId, str]
+"""An owner, and the SPIFFE ID of who says to be it: nobody stands in for another."""
+
+
 class Owners:
     """The owners that are here, each on a connection and a thread of its own.
 
@@ -30,12 +34,12 @@ class Owners:
     def __init__(self, sessions: SessionTable, *, return_s: float = _RETURN_S) -> None:
         self._sessions = sessions
         self._return_s = return_s
-        self._here: Counter[OwnerId] = Counter()
-        self._leaving: Counter[OwnerId] = Counter()
+        self._here: Counter[Owner] = Counter()
+        self._leaving: Counter[Owner] = Counter()
         self._changed = threading.Condition()
         self._closing = False
 
-    def attend(self, owner: OwnerId, caller: Caller) -> None:
+    def attend(self, owner_id: OwnerId, caller: Caller) -> None:
         """Stay while the owner's connection lasts; end its sessions unless it comes back.
 
         Returns when this node ends.
@@ -43,6 +47,7 @@ class Owners:
         Raises:
             CallerGoneError: the owner has left.
         """
+        owner = owner_id, caller.uri
         with self._changed:
             self._here[owner] += 1
             self._changed.notify_all()
@@ -78,21 +83,21 @@ class Owners:
         with self._changed:
             self._changed.notify_all()
 
-    def _comes_back(self, owner: OwnerId) -> bool:
+    def _comes_back(self, owner: Owner) -> bool:
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._closing or owner in self._here, self._return_s
             )
 
-    def _end_sessions(self, owner: OwnerId) -> None:
-        owned = self._sessions.owned_by(owner)
+    def _end_sessions(self, owner: Owner) -> None:
+        owned = self._sessions.owned_by(*owner)
         for session in owned:
             self._sessions.release(session)
         if owned:
             _log.info("the owner of %d sessions has left; they are released", len(owned))
 
 
-def _take_one(count: Counter[OwnerId], owner: OwnerId) -> None:
+def _take_one(count: Counter[Owner], owner: Owner) -> None:
     count[owner] -= 1
     if not count[owner]:
         del count[owner]

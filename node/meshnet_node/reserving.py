@@ -60,7 +60,12 @@ class RouteReservations:
         check_route(layers, asked.route)
         held = self._sessions.find(asked.session)
         granted = self._grants.check(
-            held.granted if held else None, asked.session, layers, asked.route, asked.grant
+            held.granted if held else None,
+            asked.session,
+            layers,
+            asked.route,
+            asked.grant,
+            caller.identity,
         )
         session, before = self._sessions.reserve(
             asked.session, asked.max_tokens, asked.owner, granted

@@ -9,7 +9,7 @@ from meshnet.operations import OwnerId
 from meshnet.topology import Hop, Route, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.backend import Cache
-from meshnet_node.granted import Held
+from meshnet_node.held import Held
 from meshnet_node.journal import Journal
 
 __all__ = ["Session", "came_early", "was_released"]
@@ -27,7 +27,8 @@ class Session:
         owner: whose end is the session's; None for nobody's.
         route: what its last chunk named, found granted; None where that is to be looked at.
         next_hop: where its chunks went on, for the release along the route.
-        granted: what the control plane let it do; None where nobody asked.
+        granted: what the control plane let it do, and who may act for it; None where nobody
+            asked.
         epoch: the highest that its chunks had.
         journal: of what was sent on.
     """

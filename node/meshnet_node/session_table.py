@@ -17,7 +17,8 @@ from meshnet.topology import LayerRange, NodeId, SessionId
 from meshnet.wire import ChunkHeader
 from meshnet_node.backend import Cache
 from meshnet_node.budget import CacheBudget, SessionLimits
-from meshnet_node.granted import GrantGate, Held
+from meshnet_node.granted import GrantGate
+from meshnet_node.held import Held
 from meshnet_node.journals import Journals
 from meshnet_node.session import Session, was_released
 from meshnet_node.waiting import await_free, await_position
@@ -108,19 +109,30 @@ class SessionTable:
             PositionError: a gap that the chunk before did not fill in time.
             CacheFullError: no cache tokens or no session place are left.
             MeshError: UNAVAILABLE while draining, for a new session; ABORTED when the
-                session is released meanwhile; PERMISSION_DENIED, a new session has no grant.
+                session is released meanwhile; PERMISSION_DENIED, a new session has no grant,
+                or `caller` may not act for this one.
             CallerGoneError: `caller` left while this waited.
         """
         with self._lock:
             session = self._sessions.get(header.session)
             if session is not None and session.takes(header):
-                return self._begin_turn(session, header)
-        granted = None
+                held = session.granted
+                if held is None or caller.uri in held.actors:
+                    return self._begin_turn(session, header)
+        granted, may_follow = None, False
         if session is None and not header.position:
-            granted = self._grants.admit(header.session, header.layers, header.route, header.grant)
+            granted = self._grants.admit(
+                header.session, header.layers, header.route, header.grant, caller.identity
+            )
+        elif session is not None and not (header.chunk_index and header.epoch > session.epoch):
+            may_follow = self._grants.may_follow(
+                session.granted, header.session, caller.identity, header.grant
+            )
         with caller.waking(self._wake_all), self._lock:
             session = self._find(header, caller, granted)
             await_position(session, header, caller, self._limits.reorder_wait_s)
+            if not may_follow:
+                self._grants.check_actor(session.granted, session.id, caller.identity)
             return self._begin_turn(session, header)
 
     def end_turn(self, session: Session, *, went_well: bool) -> None:
@@ -159,7 +171,7 @@ class SessionTable:
         Raises:
             CacheFullError: no cache tokens or no session place are left.
             MeshError: UNAVAILABLE while draining, for a new session; PERMISSION_DENIED, its
-                grant is spent.
+                grant is spent, or it was opened meanwhile by others.
         """
         with self._lock:
             session = self._sessions.get(session_id)
@@ -168,6 +180,9 @@ class SessionTable:
                 self._budget.check_owner(owner, self._sessions.values())
                 session = self._open(session_id, tokens, granted)
             else:
+                held = session.granted
+                if held is not None and granted is not None:
+                    held.check_gateway(granted.grant)
                 before = session.reserved_tokens
                 self._budget.reserve(session, tokens)
                 session.last_used = self._clock()
@@ -189,13 +204,15 @@ class SessionTable:
 
         Raises:
             UnknownSessionError: it is not held here.
-            MeshError: ABORTED, it is released meanwhile.
+            MeshError: ABORTED, it is released meanwhile; PERMISSION_DENIED, `caller` may not
+                act for it.
             CallerGoneError: `caller` left while this waited.
         """
         with caller.waking(self._wake_all), self._lock:
             session = self._sessions.get(session_id)
             if session is None:
                 raise UnknownSessionError(f"session {session_id} is not held here")
+            self._grants.check_actor(session.granted, session_id, caller.identity)
             await_free(session, caller)
             session.busy = True
             return Turn(self, session, session.cache.length)
@@ -242,12 +259,20 @@ class SessionTable:
         with self._lock:
             self._free(session)
 
-    def release(self, session_id: SessionId, *, withdrawn: bool = False) -> Session | None:
+    def release(
+        self, session_id: SessionId, *, withdrawn: bool = False, caller: Caller | None = None
+    ) -> Session | None:
         """Forget a session, give back its cache, end its waiting chunks; None if not held.
 
         Its grants are spent then, unless it is `withdrawn`: as if it had not been opened.
+
+        Raises:
+            MeshError: PERMISSION_DENIED, `caller` may not act for it.
         """
         with self._lock:
+            held = self._sessions.get(session_id)
+            if held is not None and held.granted is not None and caller is not None:
+                self._grants.check_release(held.granted, session_id, caller.identity)
             session = self._forget(session_id)
             if session is not None:
                 if session.granted is not None and not withdrawn:
@@ -255,10 +280,15 @@ class SessionTable:
                 session.changed.notify_all()
             return session
 
-    def owned_by(self, owner: OwnerId) -> list[SessionId]:
-        """List the sessions that an owner has reserved."""
+    def owned_by(self, owner: OwnerId, uri: str) -> list[SessionId]:
+        """List the sessions that an owner has reserved, of those that a caller may act for."""
         with self._lock:
-            return [s.id for s in self._sessions.values() if s.owner == owner]
+            return [
+                session.id
+                for session in self._sessions.values()
+                if session.owner == owner
+                and (session.granted is None or uri in session.granted.actors)
+            ]
 
     def release_all(self) -> int:
         """Forget every session, as `release` does; gives how many there were."""

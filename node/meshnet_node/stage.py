@@ -113,7 +113,7 @@ class Stage:
         try:
             with self.sessions.turn(header, caller) as (session, position):
                 if header.route is not session.route or not position or header.grant:
-                    self._follow(session, header, layers)
+                    self._follow(session, header, layers, caller)
                 output, started, ended = self._scheduler.run(
                     lambda: self._compute(
                         session, position, chunk.tensor, layers, want, header.phase
@@ -170,7 +170,7 @@ class Stage:
                 )
             check_route(held, asked.route)
             session.granted = self._grants.check(
-                session.granted, session.id, held, asked.route, asked.grant
+                session.granted, session.id, held, asked.route, asked.grant, caller.identity
             )
             began, timeout_s = self._clock(), self._hop_timeout_s
             feed(session.journal, asked, self._client, timeout_s=timeout_s, caller=caller)
@@ -185,10 +185,14 @@ class Stage:
             asked.mode,
         )
 
-    def release(self, asked: Release) -> None:
-        """Forget a session here and along its route; a hop that fails is left to its idle time."""
+    def release(self, asked: Release, caller: Caller) -> None:
+        """Forget a session here and along its route; a hop that fails is left to its idle time.
+
+        Raises:
+            MeshError: PERMISSION_DENIED, `caller` may not act for it.
+        """
         session_id = asked.session
-        session = self.sessions.release(session_id)
+        session = self.sessions.release(session_id, caller=caller)
         if session is None or session.next_hop is None or asked.alone:
             return
         try:
@@ -207,11 +211,13 @@ class Stage:
             _log.info("session %s was idle for too long and is released", session_id)
             self.sessions.release(session_id)
 
-    def _follow(self, session: Session, header: ChunkHeader, layers: LayerRange) -> None:
+    def _follow(
+        self, session: Session, header: ChunkHeader, layers: LayerRange, caller: Caller
+    ) -> None:
         """Take the route that a chunk names, where the session may run over it."""
         route = header.route
         session.granted = self._grants.check(
-            session.granted, session.id, layers, route, header.grant
+            session.granted, session.id, layers, route, header.grant, caller.identity
         )
         session.route, session.next_hop = route, route[0] if route else None
 

@@ -28,7 +28,7 @@ from meshnet.plane.client import PlaneClient
 from meshnet.plane.links import LinkSettings
 from meshnet.topology import LayerRange, NodeId
 from meshnet.wire import ChunkHeader, pack_chunk
-from tests.adversary.mesh import BOUND_S, Granted, Mesh, ReplicaKey, Said, reason_of
+from tests.adversary.mesh import BOUND_S, LAYERS, Granted, Mesh, ReplicaKey, Said, reason_of
 from tests.plane.doubles import P16, new_session
 
 
@@ -336,6 +336,45 @@ async def test_the_sessions_of_others_stay_where_they_are(
             "alpha", method, path(scene), mesh.joined("beta"), make(scene)
         )
         assert Said(found, reason_of(answer)) == Said(status, reason), answer
+    await fill(mesh, mesh.certified(Role.GATEWAY, "front"), scene.granted)
+
+
+def of_the_session(scene: Scene, node: str) -> dict[str, tuple[str, str, Fields, bytes]]:
+    """Give what whoever knows an open session's id may ask of a node of its route for it."""
+    path, owner = f"/sessions/{scene.granted.session}", {"X-Meshnet-Owner": new_session()}
+    layers = {"X-Meshnet-Layers": str(LayerRange(*LAYERS[node]))}
+    grant, reserved = {"X-Meshnet-Grant": scene.granted.token}, {"X-Meshnet-Max-Tokens": "9"}
+    shape, dtype = ((1, 1), "int32") if node == "alpha" else ((1, 1, 8), "bfloat16")
+    header = ChunkHeader(shape, dtype, scene.granted.session, layers=LayerRange(*LAYERS[node]))
+    body = bytes(header.num_bytes)
+    return {
+        "feeds it": ("POST", "/forward", dict(pack_chunk(header)), body),
+        "cuts it back": ("POST", "/forward", dict(pack_chunk(header.at(0))), body),
+        "begins another epoch": (
+            "POST",
+            "/forward",
+            {**dict(pack_chunk(header.at(0))), "X-Meshnet-Epoch": "7"},
+            body,
+        ),
+        "frees it": ("DELETE", path, {}, b""),
+        "frees it here": ("DELETE", path, {"X-Meshnet-Scope": "node"}, b""),
+        "owns it": ("PUT", path, {**layers, **reserved, **owner}, b""),
+        "owns it by its grant": ("PUT", path, {**layers, **reserved, **owner, **grant}, b""),
+        "replaces its cache": ("PUT", f"{path}/cache", {**CACHE, **layers, **grant}, b""),
+    }
+
+
+@pytest.mark.parametrize("role", [Role.NODE, Role.GATEWAY], ids=lambda role: role.value)
+async def test_a_session_whose_id_is_known_is_still_not_theirs(
+    mesh: Mesh, scene: Scene, role: Role
+) -> None:
+    own = mesh.certified(role)
+    async with mesh.unharmed():
+        for node in mesh.nodes:
+            for what, (method, path, fields, body) in of_the_session(scene, node).items():
+                status, answer = await mesh.ask_plane(node, method, path, own, fields, body)
+                said = Said(status, reason_of(answer))
+                assert said == Said(403, "SESSION_OF_OTHERS"), (node, what, answer)
     await fill(mesh, mesh.certified(Role.GATEWAY, "front"), scene.granted)
 
 

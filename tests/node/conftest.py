@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from meshnet.compression import CompressionPolicies
+from meshnet.credentials import Credentials
 from meshnet.plane.client import PlaneClient
 from meshnet.topology import Hop, LayerRange, NodeId
 from meshnet_node.app import Node
@@ -30,12 +31,15 @@ async def start_node() -> AsyncIterator[StartNode]:
         num_layers: int | None = None,
         hidden_size: int = 8,
         load: bool = True,
+        tls: Credentials | None = None,
         **limits: float,
     ) -> tuple[Hop, Node, RecordingBackend]:
         layers = LayerRange(first, end)
         backend = RecordingBackend(layers, hidden_size=hidden_size, num_layers=num_layers)
         limits.setdefault("reorder_wait_s", 0.05)
-        settings = NodeSettings(NodeId(name), port=0, grace_s=1.0, sessions=SessionLimits(**limits))
+        settings = NodeSettings(
+            NodeId(name), port=0, grace_s=1.0, sessions=SessionLimits(**limits), tls=tls
+        )
         node = Node(settings, lambda: backend, CompressionPolicies())
         nodes.append(node)
         address = await node.listen()

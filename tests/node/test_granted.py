@@ -296,7 +296,7 @@ async def test_a_grant_opens_its_session_once(pair, client, authority, ends_by):
                 node.stage.release_idle()
                 sessions._clock = time.monotonic
             case "its owner":
-                node._owners._end_sessions(OWNER)
+                node._owners._end_sessions((OWNER, ""))
             case "the grace of a drain":
                 sessions.release_all()
     if ends_by == "DELETE":
@@ -439,7 +439,7 @@ HOP = Hop(NodeId("only"), "127.0.0.1:7080", LayerRange(0, 1))
 
 def reason_of(made: GrantGate, session: SessionId, token: str) -> str | None:
     try:
-        opened = made.admit(session, None, (), token)
+        opened = made.admit(session, None, (), token, None)
     except MeshError as error:
         return error.reason
     assert opened is not None
@@ -475,7 +475,7 @@ def test_a_control_plane_that_does_not_answer_is_no_reason_to_trust(authority):
 
     made.ask = ask
     with pytest.raises(MeshError) as caught:
-        made.admit(session, None, (), authority.grant(session, HOP))
+        made.admit(session, None, (), authority.grant(session, HOP), None)
     assert caught.value.code is Code.UNAVAILABLE
 
 
@@ -497,7 +497,7 @@ def test_what_is_spent_is_not_forgotten_however_much_there_is(authority):
         session = new_session()
         token = authority.grant(session, HOP, expires_s=int(authority.now) + TTL_S + number)
         tokens.append((session, token))
-        opened = made.admit(session, None, (), token)
+        opened = made.admit(session, None, (), token, None)
         made.spend(opened)
     assert len(made._spent) <= most
     assert {reason_of(made, *each) for each in tokens} == {"GRANT_SPENT"}
@@ -510,7 +510,7 @@ def test_what_is_spent_is_not_forgotten_however_much_there_is(authority):
     for _ in range(most + 1):
         authority.now += 1.0
         session = new_session()
-        made.spend(made.admit(session, None, (), authority.grant(session, HOP)))
+        made.spend(made.admit(session, None, (), authority.grant(session, HOP), None))
     assert len(made._spent) <= most
     assert {reason_of(made, *each) for each in tokens} == {"GRANT_EXPIRED"}
     authority.now += 1.0
@@ -522,7 +522,7 @@ def test_a_session_that_ends_as_it_opens_is_not_opened(authority):
     """Checked, then ended by another thread, then about to be opened."""
     made, session = gate(authority), new_session()
     token = authority.grant(session, HOP)
-    one, other = (made.admit(session, None, (), token) for _ in range(2))
+    one, other = (made.admit(session, None, (), token, None) for _ in range(2))
     made.confirm(one)
     made.spend(other)
     with pytest.raises(MeshError) as caught:
@@ -533,9 +533,9 @@ def test_a_session_that_ends_as_it_opens_is_not_opened(authority):
 def test_showing_grants_in_turn_keeps_no_more_of_them(authority):
     made, session = gate(authority), new_session()
     tokens = [authority.grant(session, HOP) for _ in range(2)]
-    opened = made.admit(session, None, (), tokens[0])
+    opened = made.admit(session, None, (), tokens[0], None)
     for number in range(100):
-        made.check(opened, session, None, (), tokens[number % 2])
+        made.check(opened, session, None, (), tokens[number % 2], None)
     assert len(opened.used) == 2
 
 

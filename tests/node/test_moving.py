@@ -173,7 +173,7 @@ async def test_a_session_goes_on_at_another_node(start):
     here.stage.sessions._sessions[session].epoch = 3
     await move(here, session, hop)
     assert held(here, there) == [(1, 90), (1, 90)]
-    assert there.stage.sessions.owned_by(owner) == [session]
+    assert there.stage.sessions.owned_by(owner, "") == [session]
     moved = here.stage.moves.counts, there.stage.moves.counts
     size = 40 * here.stage.backend.kv.bytes_per_token
     assert [(c.sent, c.sent_bytes, c.taken, c.taken_bytes) for c in moved] == [
@@ -343,7 +343,7 @@ async def test_a_recurrent_model_says_why_it_cannot_be_moved(start, tmp_path):
     )
     header = CacheHeader(new_session(), LayerRange(0, 1), 4, KvLayout("float32", ((1, None),)))
     with pytest.raises(MeshError) as caught:
-        node.take_cache(header)
+        node.take_cache(header, Caller())
     assert caught.value.reason == "CACHE_NOT_MOVABLE"
     await compute(node, session, 4, ids(1))
 
@@ -355,11 +355,11 @@ async def test_another_geometry_is_refused_before_anything_is_reserved(start):
     for other in (replace(kept, heads=kept.heads + 1), replace(kept, key_width=1), None):
         header = CacheHeader(new_session(), LayerRange(0, 5), 4, KvLayout(kv.dtype, ((5, other),)))
         with pytest.raises(WireError) as caught:
-            node.take_cache(header)
+            node.take_cache(header, Caller())
         assert caught.value.field == "X-Meshnet-Kv"
     assert held(node) == [(0, 0)]
     claimed = CacheHeader(new_session(), LayerRange(0, 5), 10**9, kv)
     with pytest.raises(MeshError) as refused:
-        node.take_cache(claimed)
+        node.take_cache(claimed, Caller())
     assert refused.value.reason == "SESSION_TOO_LONG"
     assert held(node) == [(0, 0)]

@@ -100,7 +100,7 @@ class EchoHandler:
     def move(self, asked: MoveHeader, caller: Caller) -> None:
         self.moves.append(asked)
 
-    def take_cache(self, header: CacheHeader) -> Arriving:
+    def take_cache(self, header: CacheHeader, caller: Caller) -> Arriving:
         arriving = Arriving(header)
         self.caches.append(arriving)
         return arriving
@@ -108,7 +108,7 @@ class EchoHandler:
     def rebuild(self, asked: Rebuild, caller: Caller) -> None:
         self.rebuilt.append(asked)
 
-    def release(self, asked: Release) -> None:
+    def release(self, asked: Release, caller: Caller) -> None:
         self.released.append(asked.session)
         self.alone.append(asked.alone)
 

@@ -157,7 +157,7 @@ async def test_a_refusal_is_heard_while_the_cache_is_sent():
     """The node closes with most of the body unread; what it answered counts."""
 
     class Full(EchoHandler):
-        def take_cache(self, header):
+        def take_cache(self, header, caller):
             raise CacheFullError("9 tokens are free", retry_after_s=3.0)
 
     header = cache_header(200_000)
@@ -174,7 +174,7 @@ async def test_a_refusal_of_a_cache_that_came_is_heard():
             raise MeshError(Code.UNAVAILABLE, "draining by now", reason="DRAINING")
 
     class Handler(EchoHandler):
-        def take_cache(self, header):
+        def take_cache(self, header, caller):
             return Arriving()
 
     header = cache_header(5, KvLayout("bfloat16", ((1, LayerKv(2, 8, 4)),)))
@@ -188,10 +188,10 @@ async def test_sending_ends_when_the_caller_leaves():
     reached, caller = Flag(), Caller()
 
     class Slow(EchoHandler):
-        def take_cache(self, header):
+        def take_cache(self, header, asking):
             reached.set()
             caller.leave()
-            return super().take_cache(header)
+            return super().take_cache(header, asking)
 
     header = cache_header(200_000)
     async with serving(Slow()) as place:
