@@ -38,7 +38,7 @@ async def test_a_session_is_the_gateways_also_on_a_node_that_replaces_another(me
     await last.leave()
     await until(lambda: owners(spare) == {ours})
     assert owners(first) == {ours}
-    await until(lambda: spare.node._owners._here[ours] == 1)
+    await until(lambda: spare.node._owners._here[ours, ""] == 1)
     assert await asyncio.wait_for(asked, BOUND_S) == "h" * 150
     assert [member.held() for member in (first, spare)] == [(0, 0), (0, 0)]
 
@@ -47,12 +47,12 @@ async def test_a_node_is_shown_again_after_its_connection_broke(mesh):
     only = await mesh.join("only", 0, NUM_LAYERS)
     await mesh.ask()
     ours = mesh.gateway._presence.owner
-    await until(lambda: only.node._owners._here[ours] == 1)
+    await until(lambda: only.node._owners._here[ours, ""] == 1)
     broken = set(only.node._server._exchanges)
     for exchange in broken:
         exchange.stream.abort()
     await until(lambda: not broken & only.node._server._exchanges)
-    await until(lambda: only.node._owners._here[ours] == 1)
+    await until(lambda: only.node._owners._here[ours, ""] == 1)
 
 
 async def test_nodes_that_are_gone_cost_a_gateway_nothing(mesh):
