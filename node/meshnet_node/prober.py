@@ -37,7 +37,7 @@ PROBE_INTERVAL_S: Final = 10 / 3
 PROBE_SHARE: Final = 0.01
 """Part of the time of a node that serves that probes may take, of computing and of hashing."""
 
-IDLE_SHARE: Final = 0.1
+IDLE_SHARE: Final = 0.05
 """The same of a node that got no chunk since the slice before."""
 
 _IDLE_WAIT_S: Final = 1.0

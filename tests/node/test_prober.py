@@ -237,7 +237,7 @@ def test_a_node_that_serves_is_probed_for_a_hundredth_of_its_time():
 def test_what_takes_long_is_done_less_often():
     paced = Paced()
     paced.forward_s = 1.0
-    assert paced.step() == (5, 1, 10.2)  # idle: a tenth of the time
+    assert paced.step() == (5, 1, 20.4)  # idle: a twentieth of the time
     paced.num_chunks += 1
     assert paced.step() == (5, 1, 102.0)
 
@@ -262,7 +262,7 @@ def test_wishes_that_come_at_once_are_not_all_met():
     paced.num_chunks += 1
     paced.prober.wish()
     assert paced.step()[:2] == (5, 3)
-    paced.now_s += 1.0
+    paced.now_s += 2.0
     paced.num_chunks += 1
     assert paced.step()[:2] == (5, FORWARDS)
 
