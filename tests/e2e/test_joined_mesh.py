@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -42,11 +44,26 @@ LIFE_S = 6.0
 OVERLAP_S = 9.0
 
 
+class Paced(StubBackend):
+    """A shard that takes as long for a step as is said at the time."""
+
+    def __init__(self, step_s: Callable[[], float], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._step_s = step_s
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        time.sleep(self._step_s())
+        return super().forward(*arguments, **options)
+
+
 class Mesh:
     """A control plane with a state directory, and those who joined it, in this process."""
 
     def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
         self.members: list[Enrolled] = []
+        self.nodes: dict[str, Node] = {}
+        self.step_s = 0.0
+        self._heartbeats: dict[str, Heartbeat] = {}
         self._stack = stack
         self._folder = folder
         settings = ControlSettings(
@@ -76,23 +93,42 @@ class Mesh:
         self.members.append(enrolled)
         return enrolled
 
-    async def add_node(self, name: str, first: int, end: int) -> None:
+    async def add_node(self, name: str, first: int, end: int) -> Node:
         enrolled = await self.join(pb.ROLE_NODE, name)
         tls = enrolled.credentials
-        backend = StubBackend(
-            LayerRange(first, end), hidden_size=8, num_layers=2, head=True, vocab_size=300
+        backend = Paced(
+            lambda: self.step_s,
+            LayerRange(first, end),
+            hidden_size=8,
+            num_layers=2,
+            head=True,
+            vocab_size=300,
         )
         node = Node(
             NodeSettings(NodeId(name), port=0, grace_s=1.0, tls=tls), lambda: backend, POLICIES
         )
+        self.nodes[name] = node
         self._stack.push_async_callback(node.close)
         address = await node.listen()
         registration = Registration(NodeId(name), backend.spec, address, "", tls=tls)
         heartbeat = Heartbeat(enrolled.membership.control_url, registration, node)
         await heartbeat.start()
+        self._heartbeats[name] = heartbeat
         self._stack.push_async_callback(heartbeat.close)
         await node.load()
         await heartbeat.beat()
+        return node
+
+    async def lose(self, name: str) -> None:
+        """End a node whose sessions are not warned of it."""
+        await self.nodes[name].close()
+        await self._heartbeats[name].close()
+
+    async def drain(self, name: str) -> None:
+        """Have a node left, as an operator does."""
+        admin = Credentials(MembershipFolder(self._folder / "state" / "admin").files)
+        async with ControlClient(self._grpc, credentials=admin) as client:
+            await client.drain(NodeId(name), grace_s=60.0, reason="a test")
 
     async def add_gateway(self, text: ModelText) -> str:
         enrolled = await self.join(pb.ROLE_GATEWAY, "front")
@@ -180,6 +216,46 @@ def complete(url: str) -> int:
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)["usage"]["completion_tokens"]
+
+
+async def test_a_session_goes_on_without_a_lost_node_and_off_one_that_drains(
+    tmp_path: Path, model: Path
+) -> None:
+    """Nodes let only its gateway and the nodes of its route act for it, whichever these are."""
+
+    def held(node: Node) -> int:
+        return 0 if node.stage is None else len(node.stage.sessions)
+
+    async with (
+        mesh_of_two(tmp_path, ModelText.load(model)) as (mesh, address),
+        aiohttp.ClientSession() as http,
+    ):
+        url = f"http://{address}"
+        body = {"model": "stub", "prompt": "hello", "max_tokens": 200, "temperature": 0}
+
+        async def ask() -> str:
+            async with http.post(f"{url}/v1/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                text: str = (await answer.json())["choices"][0]["text"]
+                return text
+
+        undisturbed = await ask()
+        mesh.step_s = 0.1  # 200 tokens take 40 s, unless all has happened before
+        asked = asyncio.create_task(ask())
+        await until(lambda: held(mesh.nodes["beta"]) == 1)
+        gamma = await mesh.add_node("gamma", 1, 2)
+        await mesh.lose("beta")
+        await until(lambda: held(gamma) == 1)
+        delta = await mesh.add_node("delta", 1, 2)
+        await mesh.drain("gamma")
+        await until(lambda: (held(gamma), held(delta)) == (0, 1))
+        mesh.step_s = 0.0
+        assert await asked == undisturbed
+        async with http.get(f"{url}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        assert 'meshnet_recoveries_total{way="journal"} 1.0' in lines
+        assert "meshnet_sessions_moved_total 1.0" in lines
+        assert [held(mesh.nodes["alpha"]), held(delta)] == [0, 0]
 
 
 def test_all_that_a_person_types_is_a_token(
