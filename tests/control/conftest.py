@@ -13,7 +13,7 @@ from meshnet.control.documents import Documents
 from meshnet.control.settings import ControlSettings
 from meshnet.v1 import node_service_pb2 as pb
 from meshnet.v1 import types_pb2
-from tests.control.document_stores import empty, opened
+from tests.control.document_stores import opened
 from tests.control.etcd_cluster import Cluster, etcd_cluster
 
 MODEL = "models/acme/tiny"
@@ -137,8 +137,7 @@ async def url(request, tmp_path) -> str:
     if request.param == "sqlite":
         return f"sqlite:{tmp_path}/mesh.db"
     cluster = request.getfixturevalue("lone_etcd")
-    await cluster.ready()
-    await empty(cluster)
+    await cluster.emptied()
     return cluster.url
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grpc
 
-from meshnet.control.etcd.client import Member
+from meshnet.control.etcd.client import EtcdClient, Member
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
 from tests.plane.certificates import Authority
 from tests.programs import program
@@ -84,6 +84,14 @@ class Cluster:
             if "etcd_server_is_leader 1" in metrics:
                 return name
         raise AssertionError("no member leads")
+
+    async def emptied(self) -> None:
+        """Wait until it serves, and delete what tests before have left: nodes, documents, all."""
+        await self.ready()
+        client = EtcdClient(list(self.addresses.values()))
+        whole = etcd.DeleteRangeRequest(key=b"/meshnet/", range_end=b"/meshnet0")
+        await client.txn(etcd.TxnRequest(success=[etcd.RequestOp(request_delete_range=whole)]))
+        await client.close()
 
 
 class Proxy:

@@ -17,7 +17,7 @@ from meshnet.control.sqlite_documents import SqliteDocuments
 from meshnet.control.store_url import make_documents, make_store
 from meshnet.errors import Code, ConfigError, MeshError
 from meshnet.internal.etcd.v3 import etcd_pb2 as etcd
-from tests.control.document_stores import empty, opened
+from tests.control.document_stores import opened
 from tests.control.etcd_cluster import Cluster, Proxy, etcd_cluster
 from tests.plane.certificates import Authority, make_authority
 
@@ -266,7 +266,7 @@ async def test_a_closed_file_answers_unavailable(tmp_path):
 
 @pytest.mark.etcd
 async def test_etcd_that_is_away_is_said(lone_etcd):
-    await lone_etcd.ready()
+    await lone_etcd.emptied()
     async with Proxy.to(lone_etcd) as proxy:
         documents = EtcdDocuments([proxy.address])
         await documents.open()
@@ -282,8 +282,7 @@ async def test_etcd_that_is_away_is_said(lone_etcd):
 @pytest.mark.etcd
 async def test_a_write_whose_answer_was_lost_is_no_conflict(lone_etcd, monkeypatch):
     """The client makes a call again that got no answer; the first one may have been done."""
-    await lone_etcd.ready()
-    await empty(lone_etcd)
+    await lone_etcd.emptied()
     documents = EtcdDocuments(list(lone_etcd.addresses.values()))
     once = documents._client.txn
 

@@ -90,15 +90,13 @@ async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
     if request.param == "etcd":
         cluster: Cluster = request.getfixturevalue("lone_etcd")
-        await cluster.ready()
+        await cluster.emptied()
         store = make_store(cluster.url, time.monotonic, FORGET_S)
         made = Harness(store, time.monotonic, lambda _: None)
     else:
         url = "memory" if request.param == "memory" else f"sqlite:{tmp_path / 'nodes.db'}"
         made = Harness(make_store(url, lambda: now[0], FORGET_S), lambda: now[0], advance)
     await made.store.open()
-    for node in (await made.store.snapshot()).nodes:  # of the test before, in etcd
-        await made.store.deregister(node.name.removeprefix("nodes/"), "")
     yield made
     await made.store.close()
 

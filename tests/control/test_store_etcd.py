@@ -37,11 +37,7 @@ MODEL = "models/acme/tiny"
 
 @pytest.fixture
 async def cluster(lone_etcd: Cluster) -> Cluster:
-    await lone_etcd.ready()
-    client = EtcdClient(list(lone_etcd.addresses.values()))
-    whole = etcd.DeleteRangeRequest(key=PREFIX, range_end=PREFIX[:-1] + b"0")
-    await client.txn(etcd.TxnRequest(success=[etcd.RequestOp(request_delete_range=whole)]))
-    await client.close()
+    await lone_etcd.emptied()
     return lone_etcd
 
 

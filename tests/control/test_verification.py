@@ -264,7 +264,7 @@ async def _states(client):
 @pytest.mark.etcd
 async def test_a_quarantine_is_seen_and_kept_at_every_replica(lone_etcd):
     """A node that fails at one replica gets no traffic from another, and can be freed there."""
-    await lone_etcd.ready()
+    await lone_etcd.emptied()
     store = lone_etcd.url
     servers, clients = [], []
     try:
