@@ -93,7 +93,11 @@ class ControlServer:
             self._removed = RemovedKeys(self._documents)
             self._replicas = Replicas(self._documents)
             enrolment = Enrolment(
-                self.state.authority, self._documents, self._replicas.reached, self._removed
+                self.state.authority,
+                self._documents,
+                self._replicas.reached,
+                self._removed,
+                self.state.follow,
             )
             operators = Operators(self._documents)
             self._guard = Guard(operators, self._removed)

@@ -48,6 +48,7 @@ class Enrolment:
         documents: keeps tokens and members.
         reached: gives where replicas are reached: for join tokens, and those who joined.
         removed: keys of members that were removed.
+        follow: has the control plane's own certificate be one of the authority as it is now.
         wall_clock: seconds since 1970.
     """
 
@@ -55,6 +56,7 @@ class Enrolment:
     documents: Documents
     reached: Callable[[], Awaitable[Sequence[Reached]]]
     removed: RemovedKeys
+    follow: Callable[[], None]
     wall_clock: Callable[[], float] = time.time
 
 
@@ -146,6 +148,7 @@ class EnrollmentService:
         check_required(request)
         spec, ttl_s = token_spec(request.join_token)
         token, secret = await self._tokens.create(spec, ttl_s)
+        enrolment.follow()  # whoever comes by this token believes the newest authority alone
         return pb.CreateJoinTokenResponse(
             join_token=token_message(token),
             token=f"{token.public}.{secret}",

@@ -84,15 +84,23 @@ class ControlState:
         """Stop."""
         await end_task(self._task)
 
+    def follow(self) -> None:
+        """Have certificates of the authority as it is now; they are also renewed when due.
+
+        Raises:
+            MeshError: a file cannot be used, naming it.
+        """
+        is_due = self._wall_clock() >= self._renew_s
+        if is_due or self.authority.bundle_pem != self._bundle_pem:
+            self._certify()
+            self.credentials.reload()
+            self.gateway.reload()
+
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(min(_LOOK_S, self.authority.life_s / 20))
             try:
-                is_due = self._wall_clock() >= self._renew_s
-                if is_due or self.authority.bundle_pem != self._bundle_pem:
-                    self._certify()
-                    self.credentials.reload()
-                    self.gateway.reload()
+                self.follow()
             except MeshError as error:
                 _log.error("the certificates in %s are not renewed: %s", self.folder, error)
 

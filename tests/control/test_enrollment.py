@@ -34,6 +34,7 @@ class Mesh:
                 self.documents,
                 self.reached,
                 RemovedKeys(self.documents, self.clock),
+                lambda: None,
                 self.clock,
             )
         )

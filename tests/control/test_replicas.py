@@ -198,6 +198,26 @@ async def test_a_member_that_one_removes_is_refused_by_all(
         await renew(folder)
 
 
+async def test_a_token_made_just_after_a_rotation_admits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_LOOK_S", 600.0)
+    settings = ControlSettings(
+        http_port=0, grpc_port=0, close_grace_s=0.1, state=tmp_path / "state", require_probe=False
+    )
+    replica = Replica(tmp_path / "state", ControlServer(settings))
+    await replica.start()
+    try:
+        replica.authority.rotate()
+        token = await replica.token()
+        assert token.ca_spki_sha256 == replica.authority.spki_sha256
+        member = await joined(token, tmp_path / "new", "new")
+        async with replica.client(member) as client:
+            await client.list_nodes()
+    finally:
+        await replica.stop()
+
+
 async def test_a_rotation_reaches_a_replica_with_its_file_and_nobody_is_refused_meanwhile(
     pair: tuple[Replica, Replica], tmp_path: Path
 ) -> None:
