@@ -13,7 +13,7 @@ import ssl
 from typing import Final
 
 from meshnet.errors import ConfigError
-from meshnet.tasks import end_task
+from meshnet.tasks import Background
 from meshnet.tls import TlsFiles, server_context
 
 __all__ = ["Https"]
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
-class Https:
+class Https(Background):
     """Certificate and key in use: `start`, until `close`.
 
     Attributes:
@@ -39,6 +39,7 @@ class Https:
     """
 
     def __init__(self, files: TlsFiles) -> None:
+        super().__init__()
         self._files = files
         self._read: _Stamp | None = _stamp(files)
         self._refused: tuple[_Stamp | None, str] = None, ""
@@ -52,15 +53,6 @@ class Https:
             connection.context = self._current
 
         self.listening.sni_callback = use_current
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to look for changes."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stop looking."""
-        await end_task(self._task)
 
     def look(self) -> bool:
         """Read the files again if they changed; tells whether others are in use now.

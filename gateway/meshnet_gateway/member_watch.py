@@ -10,7 +10,7 @@ from meshnet.control.client import ControlClient
 from meshnet.control.removed_keys import removed_in
 from meshnet.errors import MeshError
 from meshnet.removals import Removals
-from meshnet.tasks import end_task
+from meshnet.tasks import Background
 
 __all__ = ["MemberWatch"]
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _ASK_EVERY_S: Final = 1.0
 
 
-class MemberWatch:
+class MemberWatch(Background):
     """Asks the control plane every second: `start`, until `close`.
 
     While it is away, what is known goes on.
@@ -30,17 +30,9 @@ class MemberWatch:
     """
 
     def __init__(self, control: ControlClient, removals: Removals) -> None:
+        super().__init__()
         self._control = control
         self._removals = removals
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to ask."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Ask no more."""
-        await end_task(self._task)
 
     async def _run(self) -> None:
         while True:

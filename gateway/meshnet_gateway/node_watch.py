@@ -8,7 +8,7 @@ from typing import Final
 
 from meshnet.control.client import ControlClient
 from meshnet.errors import MeshError
-from meshnet.tasks import end_task
+from meshnet.tasks import Background
 from meshnet.topology import NodeId
 from meshnet.v1 import node_service_pb2 as nodes_pb2
 from meshnet_gateway.draining import DrainingNodes
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S: Final = 1.0
 
 
-class NodeWatch:
+class NodeWatch(Background):
     """Watches the registry: `start`, until `close`.
 
     Args:
@@ -31,18 +31,10 @@ class NodeWatch:
     """
 
     def __init__(self, control: ControlClient, lost: LostNodes, draining: DrainingNodes) -> None:
+        super().__init__()
         self._control = control
         self._lost = lost
         self._draining = draining
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to watch."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stop watching."""
-        await end_task(self._task)
 
     async def _run(self) -> None:
         while True:

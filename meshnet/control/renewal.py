@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshnet.errors import MeshError
-from meshnet.tasks import end_task
+from meshnet.tasks import Background
 
 __all__ = ["Due", "Renewal"]
 
@@ -28,7 +28,7 @@ class Due:
     expire_s: float
 
 
-class Renewal:
+class Renewal(Background):
     """Renews in the background: `start`, until `close`.
 
     What was renewed is in use from the next connection on; open ones stay open.
@@ -50,20 +50,12 @@ class Renewal:
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__()
         self._what = what
         self._due = due
         self._renew = renew
         self._on_renewed = on_renewed
         self._wall_clock = wall_clock
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stop; one that is under way is not finished."""
-        await end_task(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -19,7 +19,7 @@ from meshnet.credentials import Credentials
 from meshnet.errors import MeshError
 from meshnet.identity import Identity, Role
 from meshnet.membership import MembershipFolder
-from meshnet.tasks import end_task
+from meshnet.tasks import Background
 
 __all__ = ["ADMIN_FOLDER", "ControlState"]
 
@@ -33,7 +33,7 @@ _NAME: Final = "local"
 _log = logging.getLogger(__name__)
 
 
-class ControlState:
+class ControlState(Background):
     """A state directory in use: `start` keeps what is in it good, until `close`.
 
     Attributes:
@@ -59,6 +59,7 @@ class ControlState:
         hosts: Sequence[str] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__()
         self.folder = folder
         self.authority = Authority(folder, life_s=life_s, wall_clock=wall_clock)
         self._own = MembershipFolder(folder / _CONTROL_FOLDER)
@@ -69,20 +70,11 @@ class ControlState:
         self._certify()
         self.credentials = Credentials(self._own.files)
         self.gateway = Credentials(self._gateway.files)
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def documents_url(self) -> str:
         """Where tokens and members are kept if the store ends with the process."""
         return f"sqlite:{self.folder / _DOCUMENTS_FILE}"
-
-    def start(self) -> None:
-        """Begin to renew at half of the certificates' life, and after a rotation."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stop."""
-        await end_task(self._task)
 
     def follow(self) -> None:
         """Have certificates of the authority as it is now; they are also renewed when due.
